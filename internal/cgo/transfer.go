@@ -1,0 +1,130 @@
+package cgo
+
+import (
+	"fmt"
+	"time"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+
+	"github.com/nixlkv/nixlkv/internal/engine"
+)
+
+// NewList implements engine.Agent.
+func (a *agent) NewList(m engine.Mem) (engine.List, error) {
+	var h uintptr
+	err := a.call(symCreateList, uintptr(a.mem(m)), uintptr(unsafe.Pointer(&h)))
+	return engine.List(h), err
+}
+
+// Append implements engine.Agent.
+func (a *agent) Append(l engine.List, d []engine.Desc) error {
+	return symListAdd.check(a.hot.append(l, d, a.devMask))
+}
+
+// AppendRuns implements engine.Agent.
+func (a *agent) AppendRuns(l engine.List, r []engine.Run) error {
+	return symListAdd.check(a.hot.appendRuns(l, r, a.devMask))
+}
+
+// Clear implements engine.Agent. The library keeps the list's memory.
+func (a *agent) Clear(l engine.List) error { return a.call(symListClear, uintptr(l)) }
+
+// FreeList implements engine.Agent. The library's destructor has no way to fail.
+func (a *agent) FreeList(l engine.List) { purego.SyscallN(a.sym[symDestroyList], uintptr(l)) }
+
+// localSide is how NIXL names the own side in prepXferDlist (NIXL_INIT_AGENT): "".
+var localSide = [1]byte{}
+
+// PrepareLocal implements engine.Agent.
+func (a *agent) PrepareLocal(l engine.List) (engine.Prepared, error) {
+	return a.prepare(uintptr(unsafe.Pointer(&localSide)), l)
+}
+
+// PrepareRemote implements engine.Agent.
+func (a *agent) PrepareRemote(r engine.Remote, l engine.List) (engine.Prepared, error) {
+	return a.prepare(uintptr(r), l)
+}
+
+func (a *agent) prepare(side uintptr, l engine.List) (engine.Prepared, error) {
+	if err := a.sym.has(symPrepare, symReleasePrepared, symCreateByIndex); err != nil {
+		return 0, err
+	}
+	var h uintptr
+	err := a.call(symPrepare, a.handle, side, uintptr(l), uintptr(unsafe.Pointer(&h)), 0)
+	return engine.Prepared(h), err
+}
+
+// FreePrepared implements engine.Agent.
+func (a *agent) FreePrepared(p engine.Prepared) error {
+	return a.call(symReleasePrepared, a.handle, uintptr(p))
+}
+
+// Create implements engine.Agent.
+func (a *agent) Create(s *engine.Spec) (engine.Request, engine.Status, error) {
+	r, made, posted := a.hot.create(a.handle, s)
+	if made < 0 {
+		if s.LocalPrep != 0 {
+			return 0, made, symCreateByIndex.check(made)
+		}
+		return 0, made, symCreateByList.check(made)
+	}
+	if posted < 0 {
+		return r, posted, symPost.check(posted)
+	}
+	return r, posted, nil
+}
+
+// Post implements engine.Agent.
+func (a *agent) Post(r engine.Request, notif []byte, hasNotif bool) (engine.Status, error) {
+	st := a.hot.post(a.handle, r, notif, hasNotif)
+	return st, symPost.check(st)
+}
+
+// Poll implements engine.Agent.
+func (a *agent) Poll(reqs []engine.Request, out []engine.Status) { a.hot.poll(a.handle, reqs, out) }
+
+// Reason implements engine.Agent: NIXL gives a number and writes the rest to its log.
+func (a *agent) Reason(engine.Request) error { return nil }
+
+// Release implements engine.Agent. Releasing gives up what the library holds of the
+// transfer, destroying the handle that it came in.
+func (a *agent) Release(r engine.Request) error {
+	if err := a.call(symRelease, a.handle, uintptr(r)); err != nil {
+		return err
+	}
+	return a.call(symDestroyRequest, uintptr(r))
+}
+
+// xferTelemetry has the layout of nixl_capi_xfer_telemetry_s.
+type xferTelemetry struct{ start, post, total, bytes, descs uint64 }
+
+// Telemetry implements engine.Agent. NIXL counts the start from its steady clock, which
+// has no date; the field stays zero.
+func (a *agent) Telemetry(r engine.Request) (engine.Telemetry, error) {
+	t := new(xferTelemetry)
+	if err := a.call(symTelemetry, a.handle, uintptr(r), uintptr(unsafe.Pointer(t))); err != nil {
+		return engine.Telemetry{}, err
+	}
+	return engine.Telemetry{
+		Post:        time.Duration(t.post) * time.Microsecond,
+		Total:       time.Duration(t.total) * time.Microsecond,
+		Bytes:       t.bytes,
+		Descriptors: t.descs,
+	}, nil
+}
+
+// EstimateCost implements engine.Agent.
+func (a *agent) EstimateCost(r engine.Request) (engine.Cost, error) {
+	var us, margin int64
+	var method uint32
+	err := a.call(symEstimateCost, a.handle, uintptr(r), 0,
+		uintptr(unsafe.Pointer(&us)), uintptr(unsafe.Pointer(&margin)), uintptr(unsafe.Pointer(&method)))
+	if err != nil {
+		return engine.Cost{}, err
+	}
+	if us < 0 {
+		return engine.Cost{}, fmt.Errorf("%s: %w: estimate of %d µs", names[symEstimateCost], engine.ErrUnsupported, us)
+	}
+	return engine.Cost{Duration: time.Duration(us) * time.Microsecond, Margin: time.Duration(margin) * time.Microsecond, Method: method}, nil
+}
