@@ -69,23 +69,37 @@ func (a *agent) Create(s *engine.Spec) (engine.Request, engine.Status, error) {
 		}
 		return 0, made, symCreateByList.check(made)
 	}
-	if posted < 0 {
-		return r, posted, symPost.check(posted)
+	return r, posted, postError(posted)
+}
+
+// errEndpoint explains a transfer that failed in the backend. UCX, run with error handling
+// by peer as NIXL does, answers any failed operation by closing the endpoint, and nothing
+// gets to the peer any more until its metadata was dropped and loaded again. The C API
+// folds NIXL's "remote disconnected" and all else that a backend reports into one status;
+// the library's log tells them apart.
+var errEndpoint = fmt.Errorf("%w: the backend gave up the connection (NIXL's log on standard error says why)", engine.ErrPeerLost)
+
+// postError gives the error of a posting.
+func postError(st engine.Status) error {
+	err := symPost.check(st)
+	if st == engine.ErrBackend || st == engine.ErrNotFound {
+		return fmt.Errorf("%w: %w", err, errEndpoint)
 	}
-	return r, posted, nil
+	return err
 }
 
 // Post implements engine.Agent.
 func (a *agent) Post(r engine.Request, notif []byte, hasNotif bool) (engine.Status, error) {
 	st := a.hot.post(a.handle, r, notif, hasNotif)
-	return st, symPost.check(st)
+	return st, postError(st)
 }
 
 // Poll implements engine.Agent.
 func (a *agent) Poll(reqs []engine.Request, out []engine.Status) { a.hot.poll(a.handle, reqs, out) }
 
-// Reason implements engine.Agent: NIXL gives a number and writes the rest to its log.
-func (a *agent) Reason(engine.Request) error { return nil }
+// Reason implements engine.Agent. A posted transfer fails for nothing but its connection:
+// what else can be wrong with it was refused when it was created or posted.
+func (a *agent) Reason(engine.Request) error { return errEndpoint }
 
 // Release implements engine.Agent. Releasing gives up what the library holds of the
 // transfer, destroying the handle that it came in.

@@ -205,7 +205,8 @@ type Agent interface {
 	// Poll fills out[i] with the status of reqs[i].
 	Poll(reqs []Request, out []Status)
 	// Reason explains a request whose status is an error; nil if the engine knows no more
-	// than the status.
+	// than the status. It wraps ErrPeerLost when the connection to the peer is broken, as do
+	// the errors of Create and Post.
 	Reason(Request) error
 	Release(Request) error
 	Telemetry(Request) (Telemetry, error)
