@@ -194,9 +194,7 @@ func (a *agent) FreeRemote(r engine.Remote) { a.lib.free(uintptr(r)) }
 
 // Notify implements engine.Agent.
 func (a *agent) Notify(r engine.Remote, msg []byte) error {
-	err := a.call(symGenNotif, a.handle, uintptr(r), addr(msg), uintptr(len(msg)), 0)
-	runtime.KeepAlive(msg)
-	return err
+	return symGenNotif.check(a.hot.notify(a.handle, r, msg))
 }
 
 // minDrain is the first size of a drain buffer, enough for some hundred tags.

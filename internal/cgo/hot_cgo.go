@@ -17,6 +17,12 @@ package cgo
 // #cgo nocallback nixlkv_poll
 // #cgo noescape nixlkv_drain
 // #cgo nocallback nixlkv_drain
+// #cgo noescape nixlkv_clear
+// #cgo nocallback nixlkv_clear
+// #cgo noescape nixlkv_release
+// #cgo nocallback nixlkv_release
+// #cgo noescape nixlkv_notify
+// #cgo nocallback nixlkv_notify
 // #include "shim.h"
 import "C"
 
@@ -54,6 +60,10 @@ func (s *shimCalls) appendRuns(list engine.List, r []engine.Run, devMask uint64)
 		(*C.nixlkv_run)(unsafe.Pointer(unsafe.SliceData(r))), C.size_t(len(r)), C.uint64_t(devMask)))
 }
 
+func (s *shimCalls) clear(list engine.List) engine.Status {
+	return engine.Status(C.nixlkv_clear(&s.c, C.uintptr_t(list)))
+}
+
 func (s *shimCalls) create(agent uintptr, spec *engine.Spec) (engine.Request, engine.Status, engine.Status) {
 	var req C.uintptr_t
 	var posted, made C.int
@@ -84,6 +94,15 @@ func (s *shimCalls) poll(agent uintptr, reqs []engine.Request, out []engine.Stat
 	_ = out[len(reqs)-1]
 	C.nixlkv_poll(&s.c, C.uintptr_t(agent), (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(reqs))),
 		C.size_t(len(reqs)), (*C.int32_t)(unsafe.Pointer(unsafe.SliceData(out))))
+}
+
+func (s *shimCalls) release(agent uintptr, r engine.Request) engine.Status {
+	return engine.Status(C.nixlkv_release(&s.c, C.uintptr_t(agent), C.uintptr_t(r)))
+}
+
+func (s *shimCalls) notify(agent uintptr, r engine.Remote, msg []byte) engine.Status {
+	return engine.Status(C.nixlkv_notify(&s.c, C.uintptr_t(agent), C.uintptr_t(r),
+		unsafe.Pointer(unsafe.SliceData(msg)), C.size_t(len(msg))))
 }
 
 func (s *shimCalls) drain(agent, notifMap uintptr, fetch bool, buf []byte) (int, int, engine.Status) {

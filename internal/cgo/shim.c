@@ -27,6 +27,11 @@ int nixlkv_append_runs(const nixlkv_calls *c, uintptr_t list, const nixlkv_run *
 	return 0;
 }
 
+int nixlkv_clear(const nixlkv_calls *c, uintptr_t list)
+{
+	return c->list_clear((void *)list);
+}
+
 // NIXL copies what is in an options handle during the call that takes it
 // (nixlAgent::createXferReq, makeXferReq, postXferReq), so one lives as long as its call.
 static int options(const nixlkv_calls *c, const void *notif, size_t len, int flags, void **opts)
@@ -108,6 +113,17 @@ void nixlkv_poll(const nixlkv_calls *c, uintptr_t agent, const uintptr_t *reqs, 
 {
 	for (size_t i = 0; i < n; i++)
 		out[i] = c->status((void *)agent, (void *)reqs[i]);
+}
+
+int nixlkv_release(const nixlkv_calls *c, uintptr_t agent, uintptr_t req)
+{
+	int st = c->release((void *)agent, (void *)req);
+	return st < 0 ? st : c->destroy_request((void *)req);
+}
+
+int nixlkv_notify(const nixlkv_calls *c, uintptr_t agent, uintptr_t peer, const void *msg, size_t len)
+{
+	return c->gen_notif((void *)agent, (const char *)peer, msg, len, NULL);
 }
 
 // walk adds up the size of all records and, where buf is not NULL, writes them.

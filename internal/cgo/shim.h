@@ -27,6 +27,9 @@ typedef struct {
 	int (*notif_map_count)(void *, const char *, size_t *);
 	int (*notif_map_get)(void *, const char *, size_t, const void **, size_t *);
 	int (*notif_map_clear)(void *);
+	int (*release)(void *, void *);
+	int (*destroy_request)(void *);
+	int (*gen_notif)(void *, const char *, const void *, size_t, void *);
 } nixlkv_calls;
 
 // Layouts of engine.Desc and engine.Run.
@@ -37,6 +40,7 @@ enum { NIXLKV_HAS_NOTIF = 1, NIXLKV_NO_MERGE = 2, NIXLKV_POST = 4 };
 
 int nixlkv_append(const nixlkv_calls *c, uintptr_t list, const nixlkv_desc *d, size_t n, uint64_t dev_mask);
 int nixlkv_append_runs(const nixlkv_calls *c, uintptr_t list, const nixlkv_run *r, size_t n, uint64_t dev_mask);
+int nixlkv_clear(const nixlkv_calls *c, uintptr_t list);
 
 int nixlkv_create_by_list(const nixlkv_calls *c, uintptr_t agent, int op, uintptr_t local, uintptr_t remote,
 			  uintptr_t peer, const void *notif, size_t notif_len, int flags,
@@ -47,7 +51,9 @@ int nixlkv_create_by_index(const nixlkv_calls *c, uintptr_t agent, int op, uintp
 int nixlkv_post(const nixlkv_calls *c, uintptr_t agent, uintptr_t req, const void *notif, size_t notif_len,
 		int flags);
 void nixlkv_poll(const nixlkv_calls *c, uintptr_t agent, const uintptr_t *reqs, size_t n, int32_t *out);
+int nixlkv_release(const nixlkv_calls *c, uintptr_t agent, uintptr_t req);
 
+int nixlkv_notify(const nixlkv_calls *c, uintptr_t agent, uintptr_t peer, const void *msg, size_t len);
 int nixlkv_drain(const nixlkv_calls *c, uintptr_t agent, uintptr_t map, int fetch, uint8_t *buf, size_t cap,
 		 size_t *need, size_t *count);
 

@@ -32,6 +32,9 @@ const (
 	symNotifMapCount
 	symNotifMapGet
 	symNotifMapClear
+	symRelease
+	symDestroyRequest
+	symGenNotif
 	symHotEnd
 )
 
@@ -69,11 +72,8 @@ const (
 	symDestroyList
 	symPrepare
 	symReleasePrepared
-	symRelease
-	symDestroyRequest
 	symTelemetry
 	symEstimateCost
-	symGenNotif
 	symCreateNotifMap
 	symDestroyNotifMap
 	symIsStub

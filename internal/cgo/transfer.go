@@ -28,7 +28,7 @@ func (a *agent) AppendRuns(l engine.List, r []engine.Run) error {
 }
 
 // Clear implements engine.Agent. The library keeps the list's memory.
-func (a *agent) Clear(l engine.List) error { return a.call(symListClear, uintptr(l)) }
+func (a *agent) Clear(l engine.List) error { return symListClear.check(a.hot.clear(l)) }
 
 // FreeList implements engine.Agent. The library's destructor has no way to fail.
 func (a *agent) FreeList(l engine.List) { purego.SyscallN(a.sym[symDestroyList], uintptr(l)) }
@@ -101,14 +101,8 @@ func (a *agent) Poll(reqs []engine.Request, out []engine.Status) { a.hot.poll(a.
 // what else can be wrong with it was refused when it was created or posted.
 func (a *agent) Reason(engine.Request) error { return errEndpoint }
 
-// Release implements engine.Agent. Releasing gives up what the library holds of the
-// transfer, destroying the handle that it came in.
-func (a *agent) Release(r engine.Request) error {
-	if err := a.call(symRelease, a.handle, uintptr(r)); err != nil {
-		return err
-	}
-	return a.call(symDestroyRequest, uintptr(r))
-}
+// Release implements engine.Agent.
+func (a *agent) Release(r engine.Request) error { return symRelease.check(a.hot.release(a.handle, r)) }
 
 // xferTelemetry has the layout of nixl_capi_xfer_telemetry_s.
 type xferTelemetry struct{ start, post, total, bytes, descs uint64 }

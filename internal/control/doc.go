@@ -1,0 +1,41 @@
+// Package control moves the control messages of SGLang's disaggregation protocol: multipart
+// messages over ZMQ, from PUSH sockets to one PULL socket per rank. It does not look into
+// frames; package wire does. This is the only package that uses libzmq, and it needs cgo;
+// without cgo, or on another system than Linux, New fails with an error that says so.
+//
+// # One socket is one connection
+//
+// libzmq reconnects silently, and keeps messages across a reconnect for whatever process then
+// listens at the address. Here that would be harmful: a restarted prefill has lost the
+// registration, and what was meant for the old process poisons rooms of the new one. So a
+// PUSH socket lives exactly as long as its connection (RECONNECT_IVL -1, as SGLang's prefill
+// sets it) and takes messages only while there is one (IMMEDIATE 1). Every established
+// connection has a generation, a number that only rises within one Control. Where a message is:
+//
+//   - Without a connection it waits here, not in libzmq, until one is established or its
+//     deadline passes. Connecting is retried meanwhile, with backoff.
+//   - Behind a peer that does not read it waits here as well, in order, until there is room.
+//   - Once libzmq has taken it for a connection it counts as sent. It is lost if that
+//     connection ends first; the loss is then an Event. Nothing here knows what the peer read.
+//   - When a connection ends, what still waits for that peer fails with ErrPeerLost and is
+//     not kept for the next connection. A Message can also name the generation that it is
+//     meant for.
+//
+// # Goroutines
+//
+// A Control runs three goroutines, however many peers it has, besides libzmq's own two threads:
+// the receiver owns the PULL socket and calls the handler; the sender owns every PUSH socket and
+// its monitor; the notifier calls what may block: completion callbacks and the observer. ZMQ
+// sockets are not safe for concurrent use, so nothing else touches one. The owners do not
+// sit in zmq_poll, which costs a system call for every socket whenever one is ready: they watch
+// the descriptors behind the sockets (ZMQ_FD) with epoll, next to an eventfd that wakes them.
+//
+// # What libzmq does not bound
+//
+// A frame over Limits.FrameBytes ends its connection before it is read. A message over the
+// limits on frames or bytes is dropped whole, but only once it is complete: libzmq counts whole
+// messages against its high-water mark, so a peer that never ends a message makes it grow. It
+// also accepts any number of connections. And it reads ZMTP 1.0, which has no
+// handshake worth the name: any bytes that a TCP client sends can arrive as frames. The PULL
+// port must be reachable by the workers of the deployment only, or use Curve.
+package control

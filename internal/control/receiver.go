@@ -1,0 +1,111 @@
+//go:build linux && cgo
+
+package control
+
+import (
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+	"go.uber.org/zap"
+)
+
+// receiver owns the PULL socket and calls the handler.
+type receiver struct {
+	cfg      *Config
+	log      *zap.Logger
+	counters *counters
+	pull     *zmq.Socket
+	poll     *poller
+	stopping atomic.Bool
+	done     chan struct{}
+}
+
+// errorPause keeps a PULL socket that fails from taking a core.
+const errorPause = 100 * time.Millisecond
+
+// stop ends run after the message that is being handled.
+func (r *receiver) stop() {
+	r.stopping.Store(true)
+	r.poll.wake()
+}
+
+// run is the owner's goroutine. Nothing that a peer sends ends it.
+func (r *receiver) run() {
+	defer close(r.done)
+	for !r.stopping.Load() {
+		var until time.Time
+		if err := r.receiveAll(); err != nil {
+			r.counters.receiveErrors.Add(1)
+			r.log.Error("control: receive", zap.Error(errno(err)))
+			until = time.Now().Add(errorPause)
+		}
+		if _, err := r.poll.wait(until); err != nil {
+			r.log.Error("control: receiver stops", zap.Error(err))
+			break
+		}
+	}
+	if err := r.pull.Close(); err != nil {
+		r.log.Error("control: close PULL socket", zap.Error(errno(err)))
+	}
+}
+
+// receiveAll handles what has arrived, and leaves the socket's descriptor armed: it is reset
+// only by asking for the socket's events.
+func (r *receiver) receiveAll() error {
+	for !r.stopping.Load() {
+		state, err := r.pull.GetEvents()
+		if err != nil || state&zmq.POLLIN == 0 {
+			return err
+		}
+		for !r.stopping.Load() {
+			frames, err := r.receive()
+			if isErrno(err, syscall.EAGAIN) {
+				break
+			} else if err != nil {
+				return err
+			}
+			if frames != nil {
+				guard("handler", r.log, r.counters, func() { r.cfg.Handler(frames) })
+			}
+		}
+	}
+	return nil
+}
+
+// receive takes one message; nil frames mean that it was over a limit, and dropped. libzmq
+// gives a message out only when all of it is there, so it never waits halfway.
+func (r *receiver) receive() ([][]byte, error) {
+	var (
+		n, bytes int
+		limits   = &r.cfg.Limits
+		frames   = make([][]byte, 0, 8) // most messages have fewer
+	)
+	for more := true; more; n++ {
+		f, err := r.pull.RecvBytes(zmq.DONTWAIT)
+		if err != nil {
+			return nil, err
+		}
+		if more, err = r.pull.GetRcvmore(); err != nil {
+			return nil, err
+		}
+		if bytes += len(f); n >= limits.Frames || bytes > limits.MessageBytes {
+			frames = nil // and the rest is read only to be dropped
+			continue
+		}
+		frames = append(frames, f)
+	}
+	switch {
+	case n > limits.Frames:
+		r.counters.droppedFrames.Add(1)
+	case bytes > limits.MessageBytes:
+		r.counters.droppedBytes.Add(1)
+	default:
+		r.counters.messagesIn.Add(1)
+		r.counters.bytesIn.Add(uint64(bytes))
+		return frames, nil
+	}
+	r.log.Warn("control: message over the limits dropped", zap.Int("frames", n), zap.Int("bytes", bytes))
+	return nil, nil
+}
