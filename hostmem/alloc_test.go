@@ -242,12 +242,12 @@ func hugePool(t *testing.T) (free, more int) {
 
 func TestHugePages(t *testing.T) {
 	if free, _ := hugePool(t); free < 2 {
-		t.Skipf("NOT TESTED: huge pages need 2 free ones of 2 MiB, there are %d (vm.nr_hugepages)", free)
+		t.Skipf("skip: not tested: huge pages need 2 free ones of 2 MiB, there are %d (vm.nr_hugepages)", free)
 	}
 	b := mustAlloc(t, hugePageSize+1, HugePages(), Name("hostmem-huge"))
 	defer b.Free()
 	if !b.Huge() || b.HugeErr() != nil {
-		t.Skipf("NOT TESTED: somebody else took the huge pages: %v", b.HugeErr())
+		t.Skipf("skip: not tested: somebody else took the huge pages: %v", b.HugeErr())
 	}
 	if b.Len() != hugePageSize+1 || b.Cap() != 2*hugePageSize || b.PageSize() != hugePageSize || b.Addr()%hugePageSize != 0 {
 		t.Errorf("len %d, cap %d, page size %d, addr %#x", b.Len(), b.Cap(), b.PageSize(), b.Addr())

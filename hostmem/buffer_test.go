@@ -259,7 +259,7 @@ func TestTouchReports(t *testing.T) {
 	defer unix.Munmap(mem)
 	err = populate(mem)
 	if errors.Is(err, unix.EINVAL) {
-		t.Skip("this kernel has no MADV_POPULATE_WRITE (Linux 5.14)")
+		t.Skip("skip: this kernel has no MADV_POPULATE_WRITE (Linux 5.14)")
 	}
 	if !errors.Is(err, unix.EFAULT) {
 		t.Errorf("populate past the end of the file: %v", err)

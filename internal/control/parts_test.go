@@ -80,7 +80,7 @@ func TestMessageQueueProperty(t *testing.T) {
 			},
 			"remove": func(t *rapid.T) {
 				if len(model) == 0 {
-					t.Skip("empty")
+					t.Skip("skip: the case is empty")
 				}
 				i := rapid.IntRange(0, len(model)-1).Draw(t, "index")
 				q.remove(model[i])

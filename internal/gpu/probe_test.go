@@ -139,11 +139,11 @@ func TestProbeEndsWithContext(t *testing.T) {
 // TestProbeWithoutDriver is this module's usual test machine.
 func TestProbeWithoutDriver(t *testing.T) {
 	if _, err := cuda.Open(); err == nil {
-		t.Skip("NOT TESTED, needs a machine without an NVIDIA driver")
+		t.Skip("skip: not tested, needs a machine without an NVIDIA driver")
 	}
 	inv, err := Probe(t.Context())
 	if err == nil {
-		t.Skipf("NOT TESTED, needs a machine without an NVIDIA driver; NVML answers: %+v", inv)
+		t.Skipf("skip: not tested, needs a machine without an NVIDIA driver; NVML answers: %+v", inv)
 	}
 	if inv != nil || !errors.Is(err, ErrNoDriver) || !strings.Contains(err.Error(), "libcuda.so.1") {
 		t.Errorf("%+v, %v", inv, err)

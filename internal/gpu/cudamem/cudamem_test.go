@@ -300,7 +300,7 @@ func TestMemoryProperty(t *testing.T) {
 
 func TestOpenWithoutDriver(t *testing.T) {
 	if _, err := cuda.Open(); err == nil {
-		t.Skip("NOT TESTED, needs a machine without an NVIDIA driver")
+		t.Skip("skip: not tested, needs a machine without an NVIDIA driver")
 	}
 	if c, err := cudamem.Open(0); c != nil || !errors.Is(err, cuda.ErrNoDriver) {
 		t.Errorf("Open: %v, %v", c, err)

@@ -43,7 +43,7 @@ func Build(t testing.TB, macros ...string) string {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
 	if err != nil {
-		t.Skipf("NOT TESTED: no C compiler to build the driver library with: %v", err)
+		t.Skipf("skip: not tested, no C compiler to build the driver library with: %v", err)
 	}
 	dir := t.TempDir()
 	src, lib := filepath.Join(dir, "fakecuda.c"), filepath.Join(dir, "libfakecuda.so")
@@ -78,5 +78,5 @@ func NoGPU(t testing.TB, err error) {
 	if os.Getenv(RequireEnv) != "" {
 		t.Fatalf("%s is set, but there is no GPU: %v", RequireEnv, err)
 	}
-	t.Skipf("NOT TESTED, needs an NVIDIA GPU (set %s to fail instead): %v", RequireEnv, err)
+	t.Skipf("skip: not tested, needs an NVIDIA GPU (set %s to fail instead): %v", RequireEnv, err)
 }
