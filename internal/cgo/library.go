@@ -83,7 +83,7 @@ func resolveLibc() (libc, error) {
 	for name, addr := range map[string]*uintptr{"free": &c.free, "setenv": &c.setenv, "getenv": &c.getenv} {
 		a, err := purego.Dlsym(purego.RTLD_DEFAULT, name)
 		if err != nil {
-			return c, fmt.Errorf("C library: %s: %w", name, err)
+			return c, fmt.Errorf("libc: %s: %w", name, err)
 		}
 		*addr = a
 	}

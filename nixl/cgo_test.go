@@ -1,0 +1,5 @@
+//go:build cgo
+
+package nixl
+
+const haveCgo = true
