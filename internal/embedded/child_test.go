@@ -1,0 +1,286 @@
+package embedded
+
+import (
+	"bufio"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nixlkv/nixlkv/internal/engine"
+)
+
+// childEnv names the agent of a child process. A child is this test binary; it obeys one
+// command a line on standard input and answers each with one line.
+const childEnv = "NIXLKV_EMBEDDED_CHILD"
+
+// child is an agent in another process.
+type child struct {
+	t   testing.TB
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+func startChild(t testing.TB, name string) *child {
+	t.Helper()
+	c := &child{t: t, cmd: exec.Command(os.Args[0])}
+	c.cmd.Env = append(os.Environ(), childEnv+"="+name)
+	c.cmd.Stderr = os.Stderr
+	in, err := c.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.in, c.out = in, bufio.NewReaderSize(out, 1<<20)
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.kill)
+	return c
+}
+
+// send gives a command; answer reads what came of it.
+func (c *child) send(args ...any) {
+	c.t.Helper()
+	if _, err := io.WriteString(c.in, fmt.Sprintln(args...)); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *child) answer() string {
+	c.t.Helper()
+	line, err := c.out.ReadString('\n')
+	if err != nil {
+		c.t.Fatalf("child: %q, %v", line, err)
+	}
+	text, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "ok ")
+	if !ok {
+		c.t.Fatalf("child: %s", line)
+	}
+	return text
+}
+
+func (c *child) do(args ...any) string {
+	c.t.Helper()
+	c.send(args...)
+	return c.answer()
+}
+
+func (c *child) number(args ...any) uint64 {
+	c.t.Helper()
+	n, err := strconv.ParseUint(c.do(args...), 10, 64)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return n
+}
+
+func (c *child) metadata() []byte {
+	c.t.Helper()
+	md, err := hex.DecodeString(c.do("metadata"))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return md
+}
+
+func (c *child) signal(s syscall.Signal) {
+	c.t.Helper()
+	if err := c.cmd.Process.Signal(s); err != nil {
+		c.t.Fatal(err)
+	}
+	if s == syscall.SIGSTOP {
+		// Stopped only when the kernel says so.
+		eventually(c.t, "stopping of the child", func() bool {
+			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.cmd.Process.Pid))
+			if err != nil {
+				c.t.Fatal(err)
+			}
+			state := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))[0]
+			return state == "T"
+		})
+	}
+}
+
+func (c *child) kill() {
+	c.cmd.Process.Kill()
+	c.cmd.Wait()
+}
+
+// childAgent is what a child process has.
+type childAgent struct {
+	a      *Agent
+	mem    *memory
+	remote engine.Remote
+	req    engine.Request
+	stop   chan struct{}
+	loop   chan string
+}
+
+func runChild(name string) error {
+	made, err := New(WithReleaseTimeout(patience)).NewAgent(name, engine.AgentConfig{})
+	if err != nil {
+		return err
+	}
+	c := &childAgent{a: made.(*Agent)}
+	if _, err := c.a.CreateBackend("EMBEDDED", nil); err != nil {
+		return err
+	}
+	lines := bufio.NewScanner(os.Stdin)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		answer, err := c.obey(strings.Fields(lines.Text()))
+		if err != nil {
+			fmt.Println("error", err)
+			continue
+		}
+		fmt.Println("ok", answer)
+	}
+	return lines.Err()
+}
+
+func (c *childAgent) obey(args []string) (string, error) {
+	number := func(i int) uint64 {
+		n, _ := strconv.ParseUint(args[i], 10, 64)
+		return n
+	}
+	switch args[0] {
+	case "memory": // kind size
+		mk := newShared
+		if args[1] == "foreign" {
+			mk = newForeign
+		}
+		m, err := mk(int(number(2)))
+		if err != nil {
+			return "", err
+		}
+		c.mem = m
+		return fmt.Sprint(m.addr()), c.a.Register(engine.DRAM, []engine.Region{m.region()})
+	case "metadata":
+		md, err := c.a.LocalMetadata()
+		return hex.EncodeToString(md), err
+	case "sum":
+		return fmt.Sprint(crc32.ChecksumIEEE(c.mem.data)), nil
+	case "fill": // seed
+		fill(c.mem.data, number(1))
+		return "", nil
+	case "notes": // count
+		return c.notes(int(number(1)))
+	case "deregister":
+		return "", c.a.Deregister(engine.DRAM, []engine.Region{c.mem.region()})
+	case "destroy":
+		return "", c.a.Destroy()
+	case "load": // metadata
+		md, err := hex.DecodeString(args[1])
+		if err != nil {
+			return "", err
+		}
+		var name string
+		c.remote, name, err = c.a.LoadRemote(md)
+		return name, err
+	case "write": // address page: all of the memory, once
+		if err := c.request(number(1), int(number(2))); err != nil {
+			return "", err
+		}
+		return c.post()
+	case "flood": // address page: over and over, until it fails
+		if err := c.request(number(1), int(number(2))); err != nil {
+			return "", err
+		}
+		c.stop, c.loop = make(chan struct{}), make(chan string, 1)
+		first := make(chan struct{})
+		go func() {
+			for n := 0; ; n++ {
+				select {
+				case <-c.stop:
+					c.loop <- "stopped"
+					return
+				default:
+				}
+				if why, err := c.post(); err != nil || why != "" {
+					c.loop <- fmt.Sprint(why, err)
+					return
+				}
+				if n == 0 {
+					close(first)
+				}
+			}
+		}()
+		<-first
+		return "", nil
+	case "ended": // of the flood
+		return <-c.loop, nil
+	case "stop":
+		close(c.stop)
+		return <-c.loop, nil
+	}
+	return "", fmt.Errorf("no command %q", args)
+}
+
+func (c *childAgent) request(addr uint64, page int) error {
+	var lists [2]engine.List
+	for i, descs := range [][]engine.Desc{c.mem.pages(page), pagesAt(addr, len(c.mem.data), page)} {
+		l, err := c.a.NewList(engine.DRAM)
+		if err != nil {
+			return err
+		}
+		if err := c.a.Append(l, descs); err != nil {
+			return err
+		}
+		lists[i] = l
+	}
+	var err error
+	c.req, _, err = c.a.Create(&engine.Spec{
+		Op: engine.Write, Remote: c.remote, LocalList: lists[0], RemoteList: lists[1],
+		NoMerge: true, Notif: []byte("written"), HasNotif: true,
+	})
+	return err
+}
+
+// post gives why the transfer failed, or "".
+func (c *childAgent) post() (string, error) {
+	if _, err := c.a.Post(c.req, nil, false); err != nil {
+		return err.Error(), nil
+	}
+	if err := spin("the end of a request", func() bool { return poll(c.a, c.req) != engine.InProgress }); err != nil {
+		return "", err
+	}
+	switch err := c.a.Reason(c.req); {
+	case errors.Is(err, engine.ErrNotRegistered):
+		return "not registered", nil
+	case errors.Is(err, engine.ErrPeerLost):
+		return "peer lost", nil
+	case err != nil:
+		return err.Error(), nil
+	}
+	return "", nil
+}
+
+func (c *childAgent) notes(n int) (string, error) {
+	var got []string
+	var buf engine.Notifications
+	for end := time.Now().Add(patience); len(got) < n; {
+		if time.Now().After(end) {
+			return "", fmt.Errorf("%d notifications, want %d", len(got), n)
+		}
+		if err := c.a.Notifications(&buf); err != nil {
+			return "", err
+		}
+		for from, msg := range buf.All() {
+			got = append(got, fmt.Sprintf("%s:%s", from, msg))
+		}
+	}
+	return strings.Join(got, " "), nil
+}
