@@ -5,6 +5,9 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
+# go-nvml declares what NVIDIA has deprecated, and would say so page after page.
+export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
+
 ENGINE ?= auto
 ARGS ?=
 BENCHFLAGS ?=

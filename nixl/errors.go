@@ -8,6 +8,7 @@ import (
 
 	"github.com/nixlkv/nixlkv/internal/cgo"
 	"github.com/nixlkv/nixlkv/internal/engine"
+	"github.com/nixlkv/nixlkv/internal/gpu"
 )
 
 // Status is a result of NIXL's C API, with NIXL's number and name. It implements error, and
@@ -39,6 +40,10 @@ var (
 	ErrNotRegistered = engine.ErrNotRegistered
 	// ErrBusy: a peer still holds the memory; nothing was given up, ask again.
 	ErrBusy = engine.ErrBusy
+	// ErrNoDriver: VRAM on a machine without an NVIDIA driver.
+	ErrNoDriver = gpu.ErrNoDriver
+	// ErrNoDevice: no GPU has the CUDA ordinal; the error says which have.
+	ErrNoDevice = gpu.ErrNoDevice
 	// ErrClosed: the engine or agent was closed.
 	ErrClosed = errors.New("closed")
 	// ErrReleased: the handle was released before.

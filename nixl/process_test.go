@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -246,6 +247,8 @@ func TestPeerKilledUnderManyGoroutines(t *testing.T) {
 			wait(t, ts[i])
 		}
 		var killed time.Time
+		var first atomic.Int64 // the earliest error
+		first.Store(int64(time.Hour))
 		var started, done sync.WaitGroup
 		stop, isKilled := make(chan struct{}), make(chan struct{})
 		for i, x := range ts {
@@ -266,8 +269,11 @@ func TestPeerKilledUnderManyGoroutines(t *testing.T) {
 					if i%2 == 0 { // to the victim
 						if err != nil {
 							<-isKilled
-							if took := time.Since(killed); took > lostWithin || !errors.Is(err, ErrPeerLost) {
+							took := time.Since(killed)
+							if !errors.Is(err, ErrPeerLost) {
 								t.Errorf("goroutine %d: %v after %v", i, err, took)
+							}
+							for f := first.Load(); took < time.Duration(f) && !first.CompareAndSwap(f, int64(took)); f = first.Load() {
 							}
 							return
 						}
@@ -291,6 +297,9 @@ func TestPeerKilledUnderManyGoroutines(t *testing.T) {
 		close(isKilled)
 		time.AfterFunc(lostWithin+500*time.Millisecond, func() { close(stop) })
 		done.Wait()
+		if took := time.Duration(first.Load()); took > lostWithin {
+			t.Errorf("the first error came after %v", took)
+		}
 		for _, x := range ts {
 			check(t, x.Release())
 		}

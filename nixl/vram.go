@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -45,7 +46,7 @@ func (a *Agent) checkDevice(r Region) error {
 	if g.err != nil {
 		return fmt.Errorf("VRAM on CUDA device %d: %w", r.dev, g.err)
 	}
-	if _, err := g.inv.Ordinal(int(r.dev)); err != nil {
+	if _, err := g.inv.Ordinal(int(min(r.dev, math.MaxInt32))); err != nil {
 		return fmt.Errorf("VRAM: %w", err)
 	}
 	return nil

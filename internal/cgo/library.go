@@ -3,6 +3,8 @@ package cgo
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 
@@ -48,6 +50,9 @@ func Open(o Options) (*Library, error) {
 	if err != nil {
 		return nil, err
 	}
+	if !filepath.IsAbs(path) {
+		path = mappedPath(path)
+	}
 	if l.hot, err = newHotCalls(o.Calls, l.sym); err != nil {
 		return nil, err
 	}
@@ -76,6 +81,23 @@ func (l *Library) load(path string) error {
 	}
 	l.sym = t
 	return nil
+}
+
+// mappedPath tells which file the dynamic linker took for a name: where it lies, and with it
+// the version, is known only after loading. The name itself comes back if it cannot be told.
+func mappedPath(name string) string {
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return name
+	}
+	for line := range strings.Lines(string(maps)) {
+		if at := strings.IndexByte(line, '/'); at >= 0 {
+			if path := strings.TrimRight(line[at:], "\n"); filepath.Base(path) == filepath.Base(name) {
+				return path
+			}
+		}
+	}
+	return name
 }
 
 func resolveLibc() (libc, error) {

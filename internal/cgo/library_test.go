@@ -56,6 +56,19 @@ func TestInfo(t *testing.T) {
 	}
 }
 
+// The linker finds a library that is loaded already by its name alone. Where it lies, and so
+// its version, is told all the same.
+func TestInfoByName(t *testing.T) {
+	first := openLibrary(t, Options{}).Info()
+	l, err := Open(Options{Library: LibraryName})
+	if err != nil {
+		t.Skipf("skip: the linker does not find the library by its name: %v", err)
+	}
+	if i := l.Info(); i.Path != first.Path || i.Version != first.Version {
+		t.Errorf("got %+v, want %+v", i, first)
+	}
+}
+
 func TestCStrings(t *testing.T) {
 	b := cstring("agent")
 	if gostring(addr(b)) != "agent" || len(b) != 6 {

@@ -5,6 +5,7 @@ package gputest
 import (
 	"bytes"
 	"context"
+	"encoding/gob"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,7 +31,7 @@ type peerConfig struct {
 	Ordinal int // of CUDA, in the peer's process
 }
 
-// peerRequest is one line to the peer, peerReply one line back. The first reply comes
+// peerRequest goes to the peer, peerReply comes back, both as gob. The first reply comes
 // unasked: metadata and where the memory is.
 type peerRequest struct {
 	Cmd  string // fill, contents, drain
@@ -54,7 +55,7 @@ func peerMain(config string, in io.Reader, out io.Writer) int {
 		fmt.Fprintln(os.Stderr, "peer:", err)
 		return 2
 	}
-	if err := peerServe(c, json.NewDecoder(in), json.NewEncoder(out)); err != nil {
+	if err := peerServe(c, gob.NewDecoder(in), gob.NewEncoder(out)); err != nil {
 		fmt.Fprintln(os.Stderr, "peer:", err)
 		return 1
 	}
@@ -62,7 +63,7 @@ func peerMain(config string, in io.Reader, out io.Writer) int {
 }
 
 // peerServe answers requests until there are no more.
-func peerServe(c peerConfig, in *json.Decoder, out *json.Encoder) (err error) {
+func peerServe(c peerConfig, in *gob.Decoder, out *gob.Encoder) (err error) {
 	runtime.LockOSThread()
 	w, err := newWorker(c.Name, c.Ordinal)
 	if err != nil {
@@ -113,8 +114,8 @@ func (w *worker) answer(q peerRequest) (r peerReply, err error) {
 
 // peer is a running peer process.
 type peer struct {
-	in    *json.Encoder
-	out   *json.Decoder
+	in    *gob.Encoder
+	out   *gob.Decoder
 	hello peerReply
 }
 
@@ -139,7 +140,7 @@ func startPeer(t testing.TB, c peerConfig, env ...string) *peer {
 			t.Errorf("peer %s: %v", c.Name, errors.Join(err, ctx.Err()))
 		}
 	})
-	p := &peer{in: json.NewEncoder(in), out: json.NewDecoder(out)}
+	p := &peer{in: gob.NewEncoder(in), out: gob.NewDecoder(out)}
 	if err := p.out.Decode(&p.hello); err != nil {
 		t.Fatalf("peer %s did not start: %v", c.Name, err)
 	}
