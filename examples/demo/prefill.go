@@ -73,7 +73,12 @@ func (p *prefill) open() (err error) {
 	}
 	// A prefill never drains notifications, so one agent can do for all decodes. The name
 	// has to be new: agents of earlier runs may be remembered.
-	p.agent, err = p.engine.NewAgent("prefill-"+rand.Text(), nixl.WithTelemetry(), nixl.WithCloseTimeout(closeTimeout))
+	opts := []nixl.AgentOption{nixl.WithTelemetry(), nixl.WithCloseTimeout(closeTimeout)}
+	if info.Kind == nixl.Native {
+		// As SGLang's prefill: UCX cuts a transfer into pieces that its threads move.
+		opts = append(opts, nixl.WithBackend(nixl.DefaultBackend, map[string]string{"num_threads": "8"}))
+	}
+	p.agent, err = p.engine.NewAgent("prefill-"+rand.Text(), opts...)
 	if err != nil {
 		return err
 	}

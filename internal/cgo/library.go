@@ -125,6 +125,10 @@ func (l *Library) prepareEnv(logLevel string) []string {
 		}
 		l.setenv(handlers, "none")
 	}
+	// UCX logs to standard output unless told otherwise; that belongs to the program.
+	if l.getenv("UCX_LOG_FILE") == "" {
+		l.setenv("UCX_LOG_FILE", "stderr")
+	}
 	if logLevel != "" {
 		l.setenv("NIXL_LOG_LEVEL", strings.ToUpper(logLevel))
 	}

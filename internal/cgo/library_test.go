@@ -39,6 +39,9 @@ func TestHandleErrorsIsOverridden(t *testing.T) {
 	if now, has := os.LookupEnv(name); now != was || has != had {
 		t.Errorf("Go's environment says %q", now)
 	}
+	if got := l.getenv("UCX_LOG_FILE"); got == "" {
+		t.Error("UCX logs to standard output")
+	}
 	if got := l.getenv("NIXL_LOG_LEVEL"); got != "ERROR" {
 		t.Errorf("log level %q", got)
 	}
