@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -268,12 +269,12 @@ func fillPattern(b []byte, seed uint64) {
 	}
 }
 
-// stampBlocks marks every block with its number and a seed at both ends and in the middle.
+// stampBlocks marks every block with its number and a seed, at both ends.
 func stampBlocks(b []byte, block int, seed uint64) {
 	for i := 0; (i+1)*block <= len(b); i++ {
-		for _, at := range stamps(block) {
-			putStamp(b[i*block+at:], i, seed)
-		}
+		mark := uint64(i)<<32 | seed
+		binary.LittleEndian.PutUint64(b[i*block:], mark)
+		binary.LittleEndian.PutUint64(b[(i+1)*block-8:], mark)
 	}
 }
 
@@ -305,13 +306,4 @@ func recoverFault() (err error) {
 	var p *peerConfig
 	p.Size++
 	return nil
-}
-
-func stamps(block int) [3]int { return [3]int{0, block / 2 &^ 15, block - 16} }
-
-func putStamp(b []byte, i int, seed uint64) {
-	for k := range 8 {
-		b[k] = byte(uint64(i) >> (8 * k))
-		b[8+k] = byte(seed >> (8 * k))
-	}
 }

@@ -1,0 +1,219 @@
+package kvsender
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/wire"
+)
+
+// receive takes one message of the control socket. Nothing that a peer sends may end the
+// loop that calls it: what cannot be read is counted and dropped, and fails no more than the
+// rooms of the peer that sent it.
+func (m *Manager) receive(frames [][]byte) {
+	msg, err := wire.ParseAtPrefill(frames, m.cfg.wireLimits)
+	if err != nil {
+		m.refused(err)
+		return
+	}
+	switch msg := msg.(type) {
+	case *wire.Registration:
+		m.stats.registrations.Add(1)
+		m.register(msg)
+	case *wire.Metadata:
+		m.stats.metadata.Add(1)
+		m.announced(msg)
+	case *wire.Abort:
+		m.stats.aborts.Add(1)
+		m.abort(msg)
+	default:
+		// BOOTSTRAP is for prefills that advertise prefill_complete; this one never does.
+		m.stats.dropped.Add(1)
+		m.log.Debug("dropped a control message", zap.String("type", fmt.Sprintf("%T", msg)))
+	}
+}
+
+// refused counts a message that could not be read, and fails what it was about as far as
+// that can be told.
+func (m *Manager) refused(err error) {
+	m.stats.refused.Add(1)
+	m.logLimited("refused a control message", zap.Error(err))
+	var fe *wire.FrameError
+	if !errors.As(err, &fe) {
+		return
+	}
+	switch {
+	case errors.Is(err, wire.ErrUnknown), errors.Is(err, wire.ErrStaging):
+	case fe.HasRoom:
+		m.failAnnounced(fe, err)
+	case fe.Agent != "":
+		m.refusePeer(fe.Agent, err)
+	}
+}
+
+// failAnnounced fails a room whose metadata could not be read, and tells the decode that
+// sent them. A room that is under way already is left alone: anybody may send such a thing.
+func (m *Manager) failAnnounced(fe *wire.FrameError, err error) {
+	r := m.lookup(fe.Room)
+	if r != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.bootstrapped() || r.status.Ended() {
+			return
+		}
+		r.fail(err)
+	}
+	if !fe.From.IsZero() {
+		m.tellStatus(fe.From, &wire.KVStatus{Room: fe.Room, Status: wire.PollFailed, PrefillRank: m.rank, Reason: err.Error()})
+	}
+}
+
+// announced takes the metadata of a room, which may come before the room is opened here.
+func (m *Manager) announced(meta *wire.Metadata) {
+	for {
+		r, err := m.roomFor(meta.Room)
+		if err != nil {
+			m.logLimited("refused a room", zap.Error(err))
+			m.tellStatus(meta.From, &wire.KVStatus{Room: meta.Room, Status: wire.PollFailed, PrefillRank: m.rank, Reason: err.Error()})
+			return
+		}
+		if m.announce(r, meta) {
+			return
+		}
+	}
+}
+
+// announce gives metadata to a room; false if the room is of the past, and another has to
+// be found.
+func (m *Manager) announce(r *room, meta *wire.Metadata) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.gone {
+		return false
+	}
+	if r.status.Ended() {
+		if r.status == nixlkv.Failed && !r.knows(meta.Agent) {
+			// A decode that comes late to a room that has failed meanwhile.
+			m.tellStatus(meta.From, &wire.KVStatus{Room: r.id, Status: wire.PollFailed, PrefillRank: m.rank, Reason: r.failure.Error()})
+			return true
+		}
+		// The number is used again while the old room was not closed yet. The old sender keeps
+		// its room; the new one begins clean.
+		m.detach(r)
+		if r.sender == nil {
+			r.forget(nil)
+		}
+		return false
+	}
+	if r.sender == nil && r.announce == nil {
+		r.announce = time.AfterFunc(m.cfg.bootstrapTimeout, r.expired)
+	}
+	if err := r.addMetadata(meta); err != nil {
+		r.fail(err)
+		return true
+	}
+	r.schedule()
+	r.advance()
+	return true
+}
+
+// abort takes a decode's abort. It is acknowledged when nothing of the room can be written
+// any more, which for a room that nobody knows is now.
+func (m *Manager) abort(a *wire.Abort) {
+	r := m.lookup(a.Room)
+	if r == nil {
+		m.tellAckOf(a)
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.gone {
+		m.tellAckOf(a)
+		return
+	}
+	if !r.involves(a.From) {
+		// Somebody else's room: nothing of it goes to the one who asks.
+		m.stats.dropped.Add(1)
+		m.tellAckOf(a)
+		return
+	}
+	r.aborted(a)
+}
+
+// involves says whether an endpoint is one of the room's decodes, as far as they are known.
+// An abort without an address (0.5.18) cannot be checked.
+func (r *room) involves(e wire.Endpoint) bool {
+	if e.IsZero() || len(r.dests) == 0 {
+		return true
+	}
+	for _, d := range r.dests {
+		if d.meta.From == e {
+			return true
+		}
+	}
+	return !r.bootstrapped()
+}
+
+// knows says whether a decode rank has told where its pages go.
+func (r *room) knows(agent string) bool {
+	return slices.ContainsFunc(r.dests, func(d *dest) bool { return d.meta.Agent == agent })
+}
+
+func (m *Manager) tellAckOf(a *wire.Abort) {
+	if !a.From.IsZero() {
+		m.tellAck(a.Room, ackTarget{a.From, a.Generation, a.HasGeneration})
+	}
+}
+
+// lookup gives the room of a number, nil if there is none.
+func (m *Manager) lookup(id nixlkv.Room) *room {
+	m.roomsMu.Lock()
+	defer m.roomsMu.Unlock()
+	return m.rooms[id]
+}
+
+// roomFor gives the room of a number, making it if there is none.
+func (m *Manager) roomFor(id nixlkv.Room) (*room, error) {
+	m.roomsMu.Lock()
+	defer m.roomsMu.Unlock()
+	if m.closing {
+		return nil, nixlkv.ErrClosed
+	}
+	if r := m.rooms[id]; r != nil {
+		return r, nil
+	}
+	if len(m.rooms) >= m.cfg.limits.Rooms {
+		return nil, fmt.Errorf("%w: %d rooms", nixlkv.ErrLimit, len(m.rooms))
+	}
+	r := &room{m: m, id: id}
+	m.rooms[id] = r
+	m.live[r] = struct{}{}
+	return r, nil
+}
+
+// detach takes a room out of the table, so that its number can be used again. The caller
+// holds r.mu.
+func (m *Manager) detach(r *room) {
+	m.roomsMu.Lock()
+	defer m.roomsMu.Unlock()
+	if m.rooms[r.id] == r {
+		delete(m.rooms, r.id)
+	}
+	r.gone = true
+}
+
+// dropRoom forgets a room. The caller holds r.mu.
+func (m *Manager) dropRoom(r *room) {
+	m.detach(r)
+	m.roomsMu.Lock()
+	defer m.roomsMu.Unlock()
+	delete(m.live, r)
+	if m.closing && len(m.live) == 0 {
+		closeOnce(m.idle)
+	}
+}

@@ -1,0 +1,174 @@
+package kvsender
+
+import (
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/bootstrap"
+	"github.com/nixlkv/nixlkv/internal/wire"
+	"github.com/nixlkv/nixlkv/nixl"
+)
+
+// Option configures NewManager.
+type Option func(*config)
+
+// Limits bound what a manager holds. A field that is not positive takes its default.
+type Limits struct {
+	Rooms      int // rooms open or announced by decodes; default 65,536
+	Peers      int // decode ranks; default 1,024
+	Chunks     int // chunks of a room that wait to be posted; default 4,096
+	InFlight   int // transfers of a room posted and not settled; default 64
+	LoadQueue  int // registrations waiting to be taken up; default 1,024
+	DoneRooms  int // ended rooms that Poll has not fetched; default 65,536
+	AbortAcks  int // acknowledgements that a room owes; default 64
+	ReasonSize int // bytes of a failure reason that is sent; default 4,096
+}
+
+func (l Limits) complete() Limits {
+	for _, f := range []struct {
+		n    *int
+		dflt int
+	}{{&l.Rooms, 1 << 16}, {&l.Peers, 1024}, {&l.Chunks, 4096}, {&l.InFlight, 64}, {&l.LoadQueue, 1024},
+		{&l.DoneRooms, 1 << 16}, {&l.AbortAcks, 64}, {&l.ReasonSize, 4096}} {
+		if *f.n <= 0 {
+			*f.n = f.dflt
+		}
+	}
+	return l
+}
+
+// The times of SGLang (sglang/srt/environ.py, SGLANG_DISAGGREGATION_…).
+const (
+	DefaultBootstrapTimeout = 300 * time.Second
+	DefaultSettleTimeout    = 5 * time.Second
+	DefaultWorkers          = 4
+	DefaultCloseTimeout     = 10 * time.Second
+)
+
+type config struct {
+	engine           *nixl.Engine
+	agentOptions     []nixl.AgentOption
+	backend          string
+	backendParams    map[string]string
+	host             string
+	port             int
+	advertise        string
+	bootstrapAddr    string
+	clientOptions    []bootstrap.ClientOption
+	httpPort         int
+	loadBalance      string
+	forceQuery       bool
+	allCPRanks       bool
+	log              *zap.Logger
+	bootstrapTimeout time.Duration
+	settleTimeout    time.Duration
+	closeTimeout     time.Duration
+	workers          int
+	threadInit       func() error
+	limits           Limits
+	wireLimits       wire.Limits
+}
+
+func defaultConfig() config {
+	return config{
+		backend:          nixl.DefaultBackend,
+		host:             "127.0.0.1",
+		log:              zap.NewNop(),
+		bootstrapTimeout: DefaultBootstrapTimeout,
+		settleTimeout:    DefaultSettleTimeout,
+		closeTimeout:     DefaultCloseTimeout,
+		workers:          DefaultWorkers,
+	}
+}
+
+func (c *config) validate() error {
+	c.limits = c.limits.complete()
+	switch {
+	case c.workers < 1 || c.workers > 256:
+		return fmt.Errorf("kvsender: %d workers, want 1 to 256", c.workers)
+	case c.bootstrapTimeout <= 0 || c.settleTimeout <= 0 || c.closeTimeout <= 0:
+		return fmt.Errorf("kvsender: timeouts must be positive: bootstrap %v, settle %v, close %v", c.bootstrapTimeout, c.settleTimeout, c.closeTimeout)
+	case c.port < 0 || c.port > 65535:
+		return fmt.Errorf("kvsender: port %d", c.port)
+	}
+	return nil
+}
+
+// WithEngine gives the NIXL engine; the manager makes its own agent on it and leaves the
+// engine open. Without it the manager opens nixl.Auto and closes it.
+func WithEngine(e *nixl.Engine) Option { return func(c *config) { c.engine = e } }
+
+// WithBackend chooses the NIXL backend and its parameters, as nixl.WithBackend. Without it
+// the backend is UCX, with the number of threads that SGLang gives a prefill.
+func WithBackend(name string, params map[string]string) Option {
+	return func(c *config) { c.backend, c.backendParams = name, params }
+}
+
+// WithHostVRAM backs VRAM by host memory, as nixl.WithHostVRAM.
+func WithHostVRAM() Option {
+	return func(c *config) { c.agentOptions = append(c.agentOptions, nixl.WithHostVRAM()) }
+}
+
+// WithListen sets the address that the control socket binds to, and its port, 0 for any.
+// The default is 127.0.0.1: a prefill that serves other hosts names its own address.
+func WithListen(host string, port int) Option {
+	return func(c *config) { c.host, c.port = host, port }
+}
+
+// WithAdvertise sets the address that decodes are told to connect to, where it is not the
+// one that the control socket binds to.
+func WithAdvertise(ip string) Option { return func(c *config) { c.advertise = ip } }
+
+// WithBootstrap names the bootstrap server, host:port, that the rank registers at. Without
+// it the rank registers nowhere, and decodes must be told its address in another way.
+func WithBootstrap(addr string, opts ...bootstrap.ClientOption) Option {
+	return func(c *config) { c.bootstrapAddr, c.clientOptions = addr, opts }
+}
+
+// WithHTTPPort tells decodes the prefill server's HTTP port (prefill_http_port).
+func WithHTTPPort(port int) Option { return func(c *config) { c.httpPort = port } }
+
+// WithLoadBalance sets how rooms are spread over DP ranks (load_balance_method); the
+// default is bootstrap.FollowBootstrapRoom. With any other, each room's rank is registered
+// at the bootstrap server.
+func WithLoadBalance(method string) Option { return func(c *config) { c.loadBalance = method } }
+
+// WithForceQuery registers each room's DP rank even where decodes could work it out.
+func WithForceQuery() Option { return func(c *config) { c.forceQuery = true } }
+
+// WithAllCPRanks makes every context-parallel rank send its share of the pages, instead of
+// rank 0 all of them. The decodes must be set the same way.
+func WithAllCPRanks() Option { return func(c *config) { c.allCPRanks = true } }
+
+// WithLogger gives the logger. Without it nothing is logged.
+func WithLogger(l *zap.Logger) Option { return func(c *config) { c.log = l } }
+
+// WithBootstrapTimeout bounds the time from opening a room until its decodes have told
+// where its pages go.
+func WithBootstrapTimeout(d time.Duration) Option {
+	return func(c *config) { c.bootstrapTimeout = d }
+}
+
+// WithSettleTimeout bounds the time that a failed room waits for its writes to settle
+// before its sender is told, with nixlkv.ErrReleaseUnconfirmed. The decode is told only
+// when they have settled.
+func WithSettleTimeout(d time.Duration) Option { return func(c *config) { c.settleTimeout = d } }
+
+// WithCloseTimeout bounds Manager.Close.
+func WithCloseTimeout(d time.Duration) Option { return func(c *config) { c.closeTimeout = d } }
+
+// WithWorkers sets the number of threads that post transfers.
+func WithWorkers(n int) Option { return func(c *config) { c.workers = n } }
+
+// WithThreadInit runs f once on each thread that makes native calls, before the first: a
+// server makes its CUDA context current there. An error of it fails NewManager.
+func WithThreadInit(f func() error) Option { return func(c *config) { c.threadInit = f } }
+
+// WithLimits bounds what the manager holds.
+func WithLimits(l Limits) Option { return func(c *config) { c.limits = l } }
+
+// KVTransferError is how every failed room ends.
+type KVTransferError = nixlkv.KVTransferError

@@ -1,0 +1,85 @@
+package kvsender
+
+import (
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/control"
+	"github.com/nixlkv/nixlkv/nixl"
+	"github.com/nixlkv/nixlkv/registry"
+)
+
+type counters struct {
+	registrations, metadata, aborts, acks atomic.Uint64
+	refused, dropped, untold, suppressed  atomic.Uint64
+	succeeded, failed                     atomic.Uint64
+	bytes, descriptors, transfers         atomic.Uint64
+	lastLog                               atomic.Int64
+}
+
+func (c *counters) ended(s nixlkv.Status) {
+	if s == nixlkv.Success {
+		c.succeeded.Add(1)
+	} else {
+		c.failed.Add(1)
+	}
+}
+
+// Stats count what a manager has done and what it holds.
+type Stats struct {
+	Registrations uint64 // messages of decodes, by kind
+	Metadata      uint64
+	Aborts        uint64
+	AbortAcks     uint64 // sent
+	Refused       uint64 // messages that could not be read
+	Dropped       uint64 // messages that are not for a prefill of this kind
+	Untold        uint64 // messages to decodes that could not be sent
+	SilencedLogs  uint64 // log lines left out because there were too many
+
+	Succeeded, Failed uint64 // rooms
+	Bytes             uint64 // posted
+	Descriptors       uint64 // posted, neighbours merged
+	Transfers         uint64 // posted
+
+	Rooms    int // open, announced, or ended with something in flight
+	Peers    []registry.PeerInfo
+	Agent    nixl.AgentStats
+	Control  control.Stats
+	RunQueue int // rooms that wait for a worker
+}
+
+// Stats gives a snapshot for people to look at.
+func (m *Manager) Stats() Stats {
+	c := &m.stats
+	s := Stats{
+		Registrations: c.registrations.Load(), Metadata: c.metadata.Load(), Aborts: c.aborts.Load(),
+		AbortAcks: c.acks.Load(), Refused: c.refused.Load(), Dropped: c.dropped.Load(), Untold: c.untold.Load(),
+		SilencedLogs: c.suppressed.Load(), Succeeded: c.succeeded.Load(), Failed: c.failed.Load(),
+		Bytes: c.bytes.Load(), Descriptors: c.descriptors.Load(), Transfers: c.transfers.Load(),
+		Peers: m.peers.Snapshot(), Agent: m.agent.Stats(), Control: m.ctl.Stats(),
+	}
+	m.roomsMu.Lock()
+	s.Rooms = len(m.live)
+	m.roomsMu.Unlock()
+	m.runQueue.mu.Lock()
+	s.RunQueue = len(m.runQueue.rooms)
+	m.runQueue.mu.Unlock()
+	return s
+}
+
+// logEvery bounds what peers can make the log grow by.
+const logEvery = 100 * time.Millisecond
+
+// logLimited logs a warning that a peer can cause, ten a second at most; the rest is
+// counted.
+func (m *Manager) logLimited(msg string, fields ...zap.Field) {
+	now, last := time.Now().UnixNano(), m.stats.lastLog.Load()
+	if now-last < int64(logEvery) || !m.stats.lastLog.CompareAndSwap(last, now) {
+		m.stats.suppressed.Add(1)
+		return
+	}
+	m.log.Warn(msg, fields...)
+}

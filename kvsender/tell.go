@@ -1,0 +1,83 @@
+package kvsender
+
+import (
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/control"
+	"github.com/nixlkv/nixlkv/internal/wire"
+	"github.com/nixlkv/nixlkv/registry"
+)
+
+// tellTimeout bounds how long a message to a decode may wait to be sent, as in SGLang
+// (CommonKVManager: 30 s for sends of a prefill).
+const tellTimeout = 30 * time.Second
+
+// tellEnd tells the decodes of a room how it ended. The caller holds r.mu; nothing of the
+// room can be written any more.
+//
+// Success goes only to those that take it from KV_STATUS: one that drains notifications
+// would finish before it has drained them, and they would spoil the next use of the room.
+// Failure goes to all; a decode of 0.5.18 or 0.5.19 leaves it unread.
+func (m *Manager) tellEnd(r *room) {
+	s := &wire.KVStatus{Room: r.id, PrefillRank: m.rank}
+	if r.failure == nil {
+		s.Status = wire.PollSuccess
+	} else {
+		s.Status, s.Reason = wire.PollFailed, r.failure.Error()
+	}
+	for _, d := range r.dests {
+		if d.meta.Dummy || d.gaveUp {
+			continue
+		}
+		if s.Status == wire.PollSuccess && (d.lease == nil || d.lease.Peer().Dialect != registry.Status) {
+			continue
+		}
+		m.tellStatus(d.meta.From, s)
+	}
+}
+
+func (m *Manager) tellStatus(to wire.Endpoint, s *wire.KVStatus) {
+	var enc wire.Encoder // let go with the frames, which stay queued
+	frames, err := enc.KVStatus(s)
+	if err != nil {
+		m.log.Error("encoding a status", zap.Error(err), zap.Uint64("room", uint64(s.Room)))
+		return
+	}
+	m.send(to, s.Room, frames)
+}
+
+func (m *Manager) tellAck(id nixlkv.Room, a ackTarget) {
+	var enc wire.Encoder
+	frames, err := enc.AbortAck(&wire.AbortAck{Room: id, PrefillRank: m.rank, Generation: a.generation, HasGeneration: a.hasGeneration})
+	if err != nil {
+		m.log.Error("encoding an acknowledgement", zap.Error(err), zap.Uint64("room", uint64(id)))
+		return
+	}
+	m.stats.acks.Add(1)
+	m.send(a.to, id, frames)
+}
+
+// send queues a message to a decode. It never blocks; a message that cannot be sent in time
+// is counted and logged, for the decode is then gone or stuck and finds out by itself.
+func (m *Manager) send(to wire.Endpoint, id nixlkv.Room, frames [][]byte) {
+	failed := func(err error) {
+		m.stats.untold.Add(1)
+		m.logLimited("could not tell a decode", zap.Stringer("decode", to), zap.Uint64("room", uint64(id)), zap.Error(err))
+	}
+	e, err := control.NewEndpoint(to.IP, to.Port)
+	if err != nil {
+		failed(err)
+		return
+	}
+	msg := control.Message{To: e, Frames: frames, Deadline: time.Now().Add(tellTimeout)}
+	if err := m.ctl.SendAsync(msg, func(_ uint64, err error) {
+		if err != nil {
+			failed(err)
+		}
+	}); err != nil {
+		failed(err)
+	}
+}

@@ -1,0 +1,388 @@
+package kvsender
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/wire"
+	"github.com/nixlkv/nixlkv/nixl"
+	"github.com/nixlkv/nixlkv/registry"
+)
+
+// worker posts the chunks of rooms. What it builds lists in is its own and used again, so
+// that a chunk allocates nothing.
+type worker struct {
+	m              *Manager
+	runs           []pageRun
+	from, to       []nixl.Desc
+	fromIdx, toIdx []int32
+	tag            []byte
+	scratch        []int32
+	local, remote  [2]*nixl.List // by kind of memory
+}
+
+// work is a worker's loop.
+func (m *Manager) work() {
+	w := &worker{m: m}
+	for r := m.runQueue.get(); r != nil; r = m.runQueue.get() {
+		w.step(r)
+	}
+	for _, l := range append(w.local[:], w.remote[:]...) {
+		if l != nil {
+			m.peers.logIf("freeing a list", l.Free())
+		}
+	}
+}
+
+// step posts the next chunk of a room, if there is one and its peers are ready.
+func (w *worker) step(r *room) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c, err := w.next(r)
+	if c != nil {
+		// Posting can take long. The room stays marked as scheduled, so nobody else posts for it
+		// and it does not end meanwhile.
+		r.mu.Unlock()
+		err = w.post(r, c)
+		r.mu.Lock()
+		r.allPosted = err == nil && c.last
+	}
+	r.scheduled = false
+	if err != nil {
+		r.fail(err)
+	}
+	r.schedule()
+	r.advance()
+}
+
+// next gives the chunk to post: nil without an error if the room has failed or has to wait.
+// The caller holds r.mu.
+func (w *worker) next(r *room) (*chunk, error) {
+	if r.failure != nil || len(r.queue) == 0 {
+		return nil, nil
+	}
+	if ready, err := w.lease(r); !ready || err != nil {
+		return nil, err
+	}
+	if r.metrics.Posted.IsZero() {
+		if err := w.checkRoom(r); err != nil {
+			return nil, err
+		}
+		r.metrics.Posted = time.Now()
+		r.advance()
+	}
+	c := r.queue[0]
+	r.queue[0] = nil
+	r.queue = r.queue[1:]
+	r.metrics.Chunks++
+	return c, nil
+}
+
+// lease takes hold of the room's peers. While one is being taken up the room waits for it,
+// and ready is false. The caller holds r.mu.
+func (w *worker) lease(r *room) (ready bool, err error) {
+	for _, d := range r.dests {
+		if d.meta.Dummy {
+			continue
+		}
+		if d.lease != nil {
+			if err := d.lease.Err(); err != nil {
+				return false, d.failed("", fmt.Errorf("%w: the decode changed: %w", nixlkv.ErrMissingMemoryKind, err))
+			}
+			continue
+		}
+		if d.lease, err = w.acquire(r, d.meta.Agent); err != nil {
+			return false, d.failed("", err)
+		}
+		if d.lease == nil {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// acquire gives a lease on a peer; none without an error if the room was parked.
+func (w *worker) acquire(r *room, agent string) (*registry.Lease[*wiredPeer], error) {
+	peers := w.m.peers
+	l, err := peers.Acquire(agent)
+	if errors.Is(err, nixlkv.ErrPeerStale) {
+		// NIXL dropped it after a disconnect; the registration that it gave is still good.
+		prep, e := peers.Reload(agent)
+		if e != nil {
+			return nil, errors.Join(err, e)
+		}
+		peers.prepare(agent, prep)
+		l, err = peers.Acquire(agent)
+	}
+	if !errors.Is(err, registry.ErrPreparing) {
+		return l, err
+	}
+	peers.park(agent, r)
+	// It may have been taken up in between, and then nobody would wake the room.
+	if l, err = peers.Acquire(agent); errors.Is(err, registry.ErrPreparing) {
+		return nil, nil
+	}
+	r.parked = false
+	return l, err
+}
+
+// checkRoom checks all of a room that can be checked before anything of it is posted. The
+// caller holds r.mu and the leases.
+func (w *worker) checkRoom(r *room) error {
+	for _, d := range r.dests {
+		if d.meta.Dummy {
+			continue
+		}
+		if err := w.checkDest(r, d); err != nil {
+			return d.failed("", err)
+		}
+	}
+	return nil
+}
+
+func (w *worker) checkDest(r *room, d *dest) (err error) {
+	p, pages := d.lease.Plan(), d.meta.KVIndices
+	if len(pages) < r.plan.Pages {
+		return fmt.Errorf("%w: insufficient destination pages: %d for %d pages", nixlkv.ErrPageCount, len(pages), r.plan.Pages)
+	}
+	if r.plan.Pages > 0 && len(p.kv.segments) == 0 {
+		return fmt.Errorf("%w: Missing NIXL source KV memory kind: this rank has no KV regions, but %d pages are sent", nixlkv.ErrMissingMemoryKind, r.plan.Pages)
+	}
+	if _, limit := p.kv.limits(); r.plan.Pages > 0 {
+		if err := checkRange("destination", pages, limit); err != nil {
+			return err
+		}
+	}
+	if w.scratch, err = checkDistinct(pages, w.scratch); err != nil {
+		return err
+	}
+	w.from, w.to, err = p.aux.appendDescs(w.from[:0], w.to[:0], r.plan.Aux.slot, d.meta.AuxIndex)
+	return err
+}
+
+// post posts a chunk to every decode of a room.
+func (w *worker) post(r *room, c *chunk) error {
+	for _, d := range r.dests {
+		if d.meta.Dummy {
+			continue
+		}
+		if err := w.postKV(r, d, c); err != nil {
+			return d.failed("KV", err)
+		}
+		if !c.last {
+			continue
+		}
+		if err := w.postAux(r, d, c); err != nil {
+			return d.failed("aux", err)
+		}
+	}
+	return nil
+}
+
+// postKV posts the pages of a chunk to one decode, a transfer for each segment.
+func (w *worker) postKV(r *room, d *dest, c *chunk) error {
+	if len(c.pages) == 0 {
+		return nil
+	}
+	if err := d.lease.Err(); err != nil {
+		return fmt.Errorf("%w: the decode changed: %w", nixlkv.ErrMissingMemoryKind, err)
+	}
+	p := d.lease.Plan()
+	pages, err := chunkAt(c.pages, c.offset, d.meta.KVIndices)
+	if err != nil {
+		return err
+	}
+	if err := checkPages(p.kv, pages); err != nil {
+		return err
+	}
+	w.runs = appendRuns(w.runs[:0], pages)
+	for i := range p.kv.segments {
+		s := &p.kv.segments[i]
+		o := nixl.TransferOptions{Post: true}
+		if d.lease.Peer().Dialect == registry.Notifications {
+			if parts := len(p.kv.segments); parts == 1 {
+				w.tag = wire.AppendKV(w.tag[:0], r.id, c.number, c.last, w.m.source)
+			} else {
+				w.tag = wire.AppendKVPart(w.tag[:0], r.id, c.number, c.last, w.m.source, i, parts)
+			}
+			o.Notif = w.tag
+		}
+		f := w.m.flight(r, d, "KV")
+		descs := s.rows() * len(pages.src)
+		if s.cheaperByDesc(len(pages.src), len(w.runs)) {
+			w.from, w.to = s.appendDescs(w.from[:0], w.to[:0], w.runs)
+			descs = len(w.from)
+			err = w.createByDesc(f, p, s, o)
+		} else {
+			w.fromIdx, w.toIdx = s.appendIndices(w.fromIdx[:0], w.toIdx[:0], pages)
+			err = w.fly(f, func() error {
+				return f.t.CreateIndexed(nixl.Write, p.sources[i].list, w.fromIdx, p.targets[i], w.toIdx, o)
+			})
+		}
+		if err != nil {
+			return err
+		}
+		w.count(r, s.bytes(len(pages.src)), descs, s.rows()*len(pages.src))
+	}
+	return nil
+}
+
+// bytes counts the bytes of so many pages.
+func (s *segment) bytes(pages int) uint64 {
+	var n uint64
+	for i := range s.pairs {
+		n += s.pairs[i].len * s.pairs[i].rows
+	}
+	return n * uint64(pages)
+}
+
+// createByDesc posts the descriptors in w.from and w.to.
+func (w *worker) createByDesc(f *flight, p *wiredPeer, s *segment, o nixl.TransferOptions) error {
+	src, _ := memOf(s.srcKind, 0)
+	dst, _ := memOf(s.dstKind, 0)
+	return w.flyLists(f, p.remote, src, dst, o)
+}
+
+// flyLists posts a transfer between what w.from and w.to describe.
+func (w *worker) flyLists(f *flight, remote *nixl.Remote, src, dst nixl.Mem, o nixl.TransferOptions) error {
+	local, err := w.fill(&w.local[src], src, w.from)
+	if err != nil {
+		return err
+	}
+	target, err := w.fill(&w.remote[dst], dst, w.to)
+	if err != nil {
+		return err
+	}
+	return w.fly(f, func() error { return f.t.Create(nixl.Write, local, remote, target, o) })
+}
+
+func (w *worker) fill(l **nixl.List, mem nixl.Mem, descs []nixl.Desc) (*nixl.List, error) {
+	if *l == nil {
+		var err error
+		if *l, err = w.m.agent.NewList(mem); err != nil {
+			return nil, err
+		}
+	}
+	if err := (*l).Clear(); err != nil {
+		return nil, err
+	}
+	return *l, (*l).Append(descs...)
+}
+
+// postAux posts the aux slot, after the last chunk's pages were posted.
+func (w *worker) postAux(r *room, d *dest, c *chunk) (err error) {
+	p := d.lease.Plan()
+	var o nixl.TransferOptions
+	if d.lease.Peer().Dialect == registry.Notifications {
+		if c.number >= 0 {
+			w.tag = wire.AppendAux(w.tag[:0], r.id)
+		} else {
+			w.tag = wire.AppendAuxNoKV(w.tag[:0], r.id, w.m.source, r.numberedChunks())
+		}
+		o.Notif = w.tag
+	}
+	o.Post = true
+	w.from, w.to, err = p.aux.appendDescs(w.from[:0], w.to[:0], r.plan.Aux.slot, d.meta.AuxIndex)
+	if err != nil {
+		return err
+	}
+	if len(w.from) == 0 {
+		// Nothing to write, but the decode waits to be told.
+		if o.Notif == nil {
+			return nil
+		}
+		return p.remote.Notify(o.Notif)
+	}
+	bytes := uint64(0)
+	for _, x := range w.from {
+		bytes += x.Len
+	}
+	if err := w.flyLists(w.m.flight(r, d, "aux"), p.remote, nixl.DRAM, nixl.DRAM, o); err != nil {
+		return err
+	}
+	w.count(r, bytes, len(w.from), 0)
+	return nil
+}
+
+// fly counts a flight in, creates and posts its transfer, and hands it to the completion
+// loop unless it has settled already.
+func (w *worker) fly(f *flight, create func() error) error {
+	r := f.room
+	r.mu.Lock()
+	r.inFlight++
+	r.mu.Unlock()
+	if err := create(); err != nil {
+		// What was made but could not be posted has settled; it is released like any other.
+		d := f.dest
+		var rel error
+		if f.t.Held() {
+			rel = f.t.Release()
+		}
+		if !f.t.Held() {
+			w.m.reuse(f)
+		}
+		w.m.peerFailed(d, err)
+		r.mu.Lock()
+		r.inFlight--
+		r.mu.Unlock()
+		return errors.Join(err, rel)
+	}
+	if st, err := f.t.Status(); st == nixl.InProgress && err == nil {
+		w.m.landing.add(f)
+		return nil
+	}
+	w.m.landed(f)
+	return nil
+}
+
+// count adds what was posted to the metrics.
+func (w *worker) count(r *room, bytes uint64, descs, pieces int) {
+	c := &w.m.stats
+	c.bytes.Add(bytes)
+	c.descriptors.Add(uint64(descs))
+	c.transfers.Add(1)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.metrics.Bytes += bytes
+	r.metrics.Descriptors += uint64(descs)
+	r.metrics.Pages += uint64(pieces)
+	r.metrics.Transfers++
+}
+
+// numberedChunks counts the chunks that carry pages. It takes mu.
+func (r *room) numberedChunks() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.numbered
+}
+
+// peerFailed lets go of a peer whose connection is broken; its next room has it loaded anew.
+func (m *Manager) peerFailed(d *dest, err error) {
+	if d.lease != nil && errors.Is(err, nixl.ErrPeerLost) {
+		d.lease.MarkStale(err)
+	}
+}
+
+// failed says which decode an error is about.
+func (d *dest) failed(what string, err error) error {
+	if errors.Is(err, nixl.ErrPeerLost) {
+		err = fmt.Errorf("%w: %w", nixlkv.ErrPeerLost, err)
+	}
+	if what != "" {
+		err = fmt.Errorf("%s transfer: %w", what, err)
+	}
+	return &destError{d.meta.Agent, d.meta.From, err}
+}
+
+// destError is an error of one decode of a room.
+type destError struct {
+	agent string
+	at    wire.Endpoint
+	err   error
+}
+
+func (e *destError) Error() string { return fmt.Sprintf("decode %s at %s: %v", e.agent, e.at, e.err) }
+
+func (e *destError) Unwrap() error { return e.err }
