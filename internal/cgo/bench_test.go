@@ -107,8 +107,9 @@ func BenchmarkCall(b *testing.B) {
 			defer a.FreeList(list)
 			b.ReportAllocs()
 			if calls == "purego" {
+				args := []uintptr{uintptr(list)}
 				for b.Loop() {
-					purego.SyscallN(a.sym[symListClear], uintptr(list))
+					purego.SyscallN(a.sym[symListClear], args...)
 				}
 				return
 			}
