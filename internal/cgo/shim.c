@@ -2,10 +2,21 @@
 
 #include "shim.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-int nixlkv_append(const nixlkv_calls *c, uintptr_t list, const nixlkv_desc *d, size_t n, uint64_t dev_mask)
+uintptr_t nixlkv_new_calls(const uintptr_t *addrs, size_t n)
 {
+	nixlkv_calls *c;
+	if (n * sizeof *addrs != sizeof *c || !(c = malloc(sizeof *c)))
+		return 0;
+	memcpy(c, addrs, sizeof *c);
+	return (uintptr_t)c;
+}
+
+int nixlkv_append(uintptr_t calls, uintptr_t list, const nixlkv_desc *d, size_t n, uint64_t dev_mask)
+{
+	const nixlkv_calls *c = (const nixlkv_calls *)calls;
 	for (size_t i = 0; i < n; i++) {
 		int st = c->list_add((void *)list, d[i].addr, d[i].len, d[i].dev & dev_mask);
 		if (st < 0)
@@ -14,8 +25,9 @@ int nixlkv_append(const nixlkv_calls *c, uintptr_t list, const nixlkv_desc *d, s
 	return 0;
 }
 
-int nixlkv_append_runs(const nixlkv_calls *c, uintptr_t list, const nixlkv_run *r, size_t n, uint64_t dev_mask)
+int nixlkv_append_runs(uintptr_t calls, uintptr_t list, const nixlkv_run *r, size_t n, uint64_t dev_mask)
 {
+	const nixlkv_calls *c = (const nixlkv_calls *)calls;
 	for (size_t i = 0; i < n; i++) {
 		uint64_t addr = r[i].addr;
 		for (uint64_t k = 0; k < r[i].count; k++, addr += r[i].stride) {
@@ -27,8 +39,9 @@ int nixlkv_append_runs(const nixlkv_calls *c, uintptr_t list, const nixlkv_run *
 	return 0;
 }
 
-int nixlkv_clear(const nixlkv_calls *c, uintptr_t list)
+int nixlkv_clear(uintptr_t calls, uintptr_t list)
 {
+	const nixlkv_calls *c = (const nixlkv_calls *)calls;
 	return c->list_clear((void *)list);
 }
 
@@ -71,10 +84,11 @@ static int created(const nixlkv_calls *c, uintptr_t agent, int st, void *req, vo
 	return st;
 }
 
-int nixlkv_create_by_list(const nixlkv_calls *c, uintptr_t agent, int op, uintptr_t local, uintptr_t remote,
-			  uintptr_t peer, const void *notif, size_t notif_len, int flags,
+int nixlkv_create_by_list(uintptr_t calls, uintptr_t agent, int op, uintptr_t local, uintptr_t remote,
+			  uintptr_t peer, const uint8_t *notif, size_t notif_len, int flags,
 			  uintptr_t *req, int *posted)
 {
+	const nixlkv_calls *c = (const nixlkv_calls *)calls;
 	void *opts, *r = NULL;
 	int st = options(c, notif, notif_len, flags, &opts);
 	if (st < 0)
@@ -83,10 +97,11 @@ int nixlkv_create_by_list(const nixlkv_calls *c, uintptr_t agent, int op, uintpt
 	return created(c, agent, st, r, opts, flags, req, posted);
 }
 
-int nixlkv_create_by_index(const nixlkv_calls *c, uintptr_t agent, int op, uintptr_t local,
+int nixlkv_create_by_index(uintptr_t calls, uintptr_t agent, int op, uintptr_t local,
 			   const int32_t *local_idx, uintptr_t remote, const int32_t *remote_idx, size_t n,
-			   const void *notif, size_t notif_len, int flags, uintptr_t *req, int *posted)
+			   const uint8_t *notif, size_t notif_len, int flags, uintptr_t *req, int *posted)
 {
+	const nixlkv_calls *c = (const nixlkv_calls *)calls;
 	void *opts, *r = NULL;
 	int st = options(c, notif, notif_len, flags, &opts);
 	if (st < 0)
@@ -96,9 +111,10 @@ int nixlkv_create_by_index(const nixlkv_calls *c, uintptr_t agent, int op, uintp
 	return created(c, agent, st, r, opts, flags, req, posted);
 }
 
-int nixlkv_post(const nixlkv_calls *c, uintptr_t agent, uintptr_t req, const void *notif, size_t notif_len,
+int nixlkv_post(uintptr_t calls, uintptr_t agent, uintptr_t req, const uint8_t *notif, size_t notif_len,
 		int flags)
 {
+	const nixlkv_calls *c = (const nixlkv_calls *)calls;
 	void *opts;
 	int st = options(c, notif, notif_len, flags, &opts);
 	if (st < 0)
@@ -109,20 +125,23 @@ int nixlkv_post(const nixlkv_calls *c, uintptr_t agent, uintptr_t req, const voi
 	return st;
 }
 
-void nixlkv_poll(const nixlkv_calls *c, uintptr_t agent, const uintptr_t *reqs, size_t n, int32_t *out)
+void nixlkv_poll(uintptr_t calls, uintptr_t agent, const uintptr_t *reqs, size_t n, int32_t *out)
 {
+	const nixlkv_calls *c = (const nixlkv_calls *)calls;
 	for (size_t i = 0; i < n; i++)
 		out[i] = c->status((void *)agent, (void *)reqs[i]);
 }
 
-int nixlkv_release(const nixlkv_calls *c, uintptr_t agent, uintptr_t req)
+int nixlkv_release(uintptr_t calls, uintptr_t agent, uintptr_t req)
 {
+	const nixlkv_calls *c = (const nixlkv_calls *)calls;
 	int st = c->release((void *)agent, (void *)req);
 	return st < 0 ? st : c->destroy_request((void *)req);
 }
 
-int nixlkv_notify(const nixlkv_calls *c, uintptr_t agent, uintptr_t peer, const void *msg, size_t len)
+int nixlkv_notify(uintptr_t calls, uintptr_t agent, uintptr_t peer, const uint8_t *msg, size_t len)
 {
+	const nixlkv_calls *c = (const nixlkv_calls *)calls;
 	return c->gen_notif((void *)agent, (const char *)peer, msg, len, NULL);
 }
 
@@ -159,9 +178,10 @@ static int walk(const nixlkv_calls *c, void *map, uint8_t *buf, size_t *need, si
 	return st;
 }
 
-int nixlkv_drain(const nixlkv_calls *c, uintptr_t agent, uintptr_t map, int fetch, uint8_t *buf, size_t cap,
+int nixlkv_drain(uintptr_t calls, uintptr_t agent, uintptr_t map, int fetch, uint8_t *buf, size_t cap,
 		 size_t *need, size_t *count)
 {
+	const nixlkv_calls *c = (const nixlkv_calls *)calls;
 	int st = 0;
 	*need = *count = 0;
 	if (fetch)

@@ -36,25 +36,30 @@ typedef struct {
 typedef struct { uint64_t addr, len, dev; } nixlkv_desc;
 typedef struct { uint64_t addr, len, dev, stride, count; } nixlkv_run;
 
+// nixlkv_new_calls makes a table from n addresses in its order; 0 if n is not its size or
+// there is no memory. It is never freed: the library is never unloaded. The functions below
+// take it as a number, because what they get from Go is checked for pointers at each call.
+uintptr_t nixlkv_new_calls(const uintptr_t *addrs, size_t n);
+
 enum { NIXLKV_HAS_NOTIF = 1, NIXLKV_NO_MERGE = 2, NIXLKV_POST = 4 };
 
-int nixlkv_append(const nixlkv_calls *c, uintptr_t list, const nixlkv_desc *d, size_t n, uint64_t dev_mask);
-int nixlkv_append_runs(const nixlkv_calls *c, uintptr_t list, const nixlkv_run *r, size_t n, uint64_t dev_mask);
-int nixlkv_clear(const nixlkv_calls *c, uintptr_t list);
+int nixlkv_append(uintptr_t calls, uintptr_t list, const nixlkv_desc *d, size_t n, uint64_t dev_mask);
+int nixlkv_append_runs(uintptr_t calls, uintptr_t list, const nixlkv_run *r, size_t n, uint64_t dev_mask);
+int nixlkv_clear(uintptr_t calls, uintptr_t list);
 
-int nixlkv_create_by_list(const nixlkv_calls *c, uintptr_t agent, int op, uintptr_t local, uintptr_t remote,
-			  uintptr_t peer, const void *notif, size_t notif_len, int flags,
+int nixlkv_create_by_list(uintptr_t calls, uintptr_t agent, int op, uintptr_t local, uintptr_t remote,
+			  uintptr_t peer, const uint8_t *notif, size_t notif_len, int flags,
 			  uintptr_t *req, int *posted);
-int nixlkv_create_by_index(const nixlkv_calls *c, uintptr_t agent, int op, uintptr_t local,
+int nixlkv_create_by_index(uintptr_t calls, uintptr_t agent, int op, uintptr_t local,
 			   const int32_t *local_idx, uintptr_t remote, const int32_t *remote_idx, size_t n,
-			   const void *notif, size_t notif_len, int flags, uintptr_t *req, int *posted);
-int nixlkv_post(const nixlkv_calls *c, uintptr_t agent, uintptr_t req, const void *notif, size_t notif_len,
+			   const uint8_t *notif, size_t notif_len, int flags, uintptr_t *req, int *posted);
+int nixlkv_post(uintptr_t calls, uintptr_t agent, uintptr_t req, const uint8_t *notif, size_t notif_len,
 		int flags);
-void nixlkv_poll(const nixlkv_calls *c, uintptr_t agent, const uintptr_t *reqs, size_t n, int32_t *out);
-int nixlkv_release(const nixlkv_calls *c, uintptr_t agent, uintptr_t req);
+void nixlkv_poll(uintptr_t calls, uintptr_t agent, const uintptr_t *reqs, size_t n, int32_t *out);
+int nixlkv_release(uintptr_t calls, uintptr_t agent, uintptr_t req);
 
-int nixlkv_notify(const nixlkv_calls *c, uintptr_t agent, uintptr_t peer, const void *msg, size_t len);
-int nixlkv_drain(const nixlkv_calls *c, uintptr_t agent, uintptr_t map, int fetch, uint8_t *buf, size_t cap,
+int nixlkv_notify(uintptr_t calls, uintptr_t agent, uintptr_t peer, const uint8_t *msg, size_t len);
+int nixlkv_drain(uintptr_t calls, uintptr_t agent, uintptr_t map, int fetch, uint8_t *buf, size_t cap,
 		 size_t *need, size_t *count);
 
 #endif
