@@ -133,6 +133,9 @@ func (e *Engine) NewAgent(name string, opts ...AgentOption) (*Agent, error) {
 	fail := func(err error) (*Agent, error) {
 		return nil, &Error{Call: "new agent", Agent: name, Err: err}
 	}
+	if o.cfg.Sync > SyncRW || o.cfg.ProgressDelay < 0 {
+		return fail(fmt.Errorf("%w: sync mode %d, progress delay %v", StatusInvalidParam, o.cfg.Sync, o.cfg.ProgressDelay))
+	}
 	if name == "" || len(name) > maxAgentName || strings.ContainsRune(name, 0) {
 		return fail(fmt.Errorf("%w: an agent's name has 1 to %d bytes, none of them zero", StatusInvalidParam, maxAgentName))
 	}
@@ -226,6 +229,9 @@ func (a *Agent) LocalMetadata() ([]byte, error) {
 // where the build has cgo. What buf held is replaced. NIXL takes its agent's lock alone for
 // it, so an agent that is busy sending should have another one receive.
 func (a *Agent) Notifications(buf *Notifications) error {
+	if buf == nil {
+		return a.fail("notifications", "", fmt.Errorf("%w: nil buffer", StatusInvalidParam))
+	}
 	if err := a.enter(); err != nil {
 		buf.raw.Reset()
 		return a.fail("notifications", "", err)
@@ -235,7 +241,7 @@ func (a *Agent) Notifications(buf *Notifications) error {
 	return a.fail("notifications", "", err)
 }
 
-// Notifications is a reusable buffer of drained notifications.
+// Notifications is a reusable buffer of drained notifications, for one goroutine at a time.
 type Notifications struct{ raw engine.Notifications }
 
 // Len counts the notifications in the buffer.

@@ -1,6 +1,9 @@
 package nixl
 
 import (
+	"fmt"
+	"strings"
+
 	"github.com/nixlkv/nixlkv/internal/engine"
 )
 
@@ -40,6 +43,14 @@ func (a *Agent) CreateBackend(plugin string, params map[string]string) (*Backend
 		return nil, a.fail(call, "", err)
 	}
 	defer a.leave()
+	if strings.ContainsRune(plugin, 0) {
+		return nil, a.fail(call, "", fmt.Errorf("%w: a zero byte in its name", StatusInvalidParam))
+	}
+	for k, v := range params {
+		if strings.ContainsRune(k, 0) || strings.ContainsRune(v, 0) {
+			return nil, a.fail(call, "", fmt.Errorf("%w: a zero byte in parameter %q", StatusInvalidParam, k))
+		}
+	}
 	b, err := a.raw.CreateBackend(plugin, params)
 	if err != nil {
 		return nil, a.fail(call, "", err)

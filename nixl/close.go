@@ -110,8 +110,10 @@ func (a *Agent) giveBack() error {
 		l.mu.Lock()
 		l.end()
 		l.mu.Unlock()
-		delete(a.lists, l)
 	}
+	a.mu.Lock()
+	clear(a.lists)
+	a.mu.Unlock()
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}

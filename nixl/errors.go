@@ -17,15 +17,16 @@ type Status = engine.Status
 
 // The statuses of NIXL's C API (nixl_capi_status_t).
 const (
-	InProgress                = engine.InProgress
-	Success                   = engine.Success
-	StatusInvalidParam        = engine.ErrInvalidParam
-	StatusBackend             = engine.ErrBackend
-	StatusInvalidState        = engine.ErrInvalidState
-	StatusException           = engine.ErrException
-	StatusNoTelemetry         = engine.ErrNoTelemetry
-	StatusNotFound            = engine.ErrNotFound
-	statusUnknown      Status = -1 << 31 // of a transfer that has none yet
+	InProgress         = engine.InProgress
+	Success            = engine.Success
+	StatusInvalidParam = engine.ErrInvalidParam
+	StatusBackend      = engine.ErrBackend
+	StatusInvalidState = engine.ErrInvalidState
+	StatusException    = engine.ErrException
+	StatusNoTelemetry  = engine.ErrNoTelemetry
+	StatusNotFound     = engine.ErrNotFound
+	// StatusNotPosted is this package's own: of a transfer that was never posted.
+	StatusNotPosted = engine.NotPosted
 )
 
 // Sentinels for what callers branch on.
@@ -36,7 +37,8 @@ var (
 	ErrUnsupported = engine.ErrUnsupported
 	// ErrPeerLost: the peer's process or connection is gone. Load its metadata again.
 	ErrPeerLost = engine.ErrPeerLost
-	// ErrNotRegistered: memory outside of what its owner registered.
+	// ErrNotRegistered: memory outside of what its owner registered. Only the embedded engine
+	// tells; NIXL gives StatusBackend or StatusNotFound, and the reason in its log.
 	ErrNotRegistered = engine.ErrNotRegistered
 	// ErrBusy: a peer still holds the memory; nothing was given up, ask again.
 	ErrBusy = engine.ErrBusy
@@ -91,8 +93,10 @@ func (e *Error) Error() string {
 		b.WriteString(": peer ")
 		b.WriteString(e.Peer)
 	}
-	b.WriteString(": ")
-	b.WriteString(e.Err.Error())
+	if e.Err != nil {
+		b.WriteString(": ")
+		b.WriteString(e.Err.Error())
+	}
 	return b.String()
 }
 
@@ -108,6 +112,9 @@ type InFlightError struct {
 
 // Error gives the counts.
 func (e *InFlightError) Error() string {
+	if e.Transfers == 0 && e.Calls == 0 {
+		return ErrStillInFlight.Error() + " after " + e.Waited.Round(time.Millisecond).String() + ": everything has settled and is being given back"
+	}
 	return ErrStillInFlight.Error() + " after " + e.Waited.Round(time.Millisecond).String() + ": " +
 		strconv.Itoa(e.Transfers) + " transfers, " + strconv.Itoa(e.Calls) + " calls; agent and memory stay in quarantine until they settle"
 }

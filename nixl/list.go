@@ -17,11 +17,12 @@ type List struct {
 	a   *Agent
 	mem Mem
 
-	mu   sync.Mutex // held across the calls that use the list; tried, never waited for
-	raw  engine.List
-	n    uint64
-	span span
-	free bool
+	mu    sync.Mutex // held across the calls that use the list; tried, never waited for
+	raw   engine.List
+	n     uint64
+	bytes uint64 // of all descriptors, modulo 2^64
+	span  span
+	free  bool
 }
 
 // NewList makes an empty list. Free it when it is not needed any more.
@@ -96,6 +97,9 @@ func (l *List) Append(descs ...Desc) error {
 		return l.a.fail("append", "", err)
 	}
 	l.span, l.n = s, l.n+uint64(len(descs))
+	for i := range descs {
+		l.bytes += descs[i].Len
+	}
 	return nil
 }
 
@@ -117,6 +121,9 @@ func (l *List) AppendRuns(runs ...Run) error {
 		return l.a.fail("append runs", "", err)
 	}
 	l.span, l.n = s, l.n+n
+	for i := range runs {
+		l.bytes += runs[i].Len * runs[i].Count
+	}
 	return nil
 }
 
@@ -129,7 +136,7 @@ func (l *List) Clear() error {
 	if err := l.a.raw.Clear(l.raw); err != nil {
 		return l.a.fail("clear list", "", err)
 	}
-	l.n, l.span = 0, span{}
+	l.n, l.bytes, l.span = 0, 0, span{}
 	return nil
 }
 
@@ -185,6 +192,9 @@ func (a *Agent) Prepare(l *List) (*Prepared, error) {
 
 // prepare binds a list for either side, inside the agent.
 func (a *Agent) prepare(l *List, r *Remote) (*Prepared, error) {
+	if l == nil {
+		return nil, fmt.Errorf("%w: nil list", StatusInvalidParam)
+	}
 	if l.a != a {
 		return nil, ErrForeign
 	}

@@ -65,7 +65,13 @@ func WithNIXLLogLevel(level string) Option { return func(o *options) { o.lib.Log
 func WithCalls(how string) Option { return func(o *options) { o.lib.Calls = how } }
 
 // WithLogger gives the logger of the engine and its agents. Without it nothing is logged.
-func WithLogger(l *zap.Logger) Option { return func(o *options) { o.log = l } }
+func WithLogger(l *zap.Logger) Option {
+	return func(o *options) {
+		if l != nil {
+			o.log = l
+		}
+	}
+}
 
 // Info says what Open chose.
 type Info struct {
@@ -80,6 +86,7 @@ type Info struct {
 type Engine struct {
 	raw  engine.Engine
 	info Info
+	adds bool // engine.Info.LoadAdds
 	log  *zap.Logger
 	gpus gpus
 
@@ -126,7 +133,7 @@ func Open(kind Kind, opts ...Option) (*Engine, error) {
 }
 
 func newEngine(raw engine.Engine, info Info, log *zap.Logger) *Engine {
-	return &Engine{raw: raw, info: info, log: log, agents: map[*Agent]struct{}{}}
+	return &Engine{raw: raw, info: info, adds: raw.Info().LoadAdds, log: log, agents: map[*Agent]struct{}{}}
 }
 
 // Info says which engine this is, and why.

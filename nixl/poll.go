@@ -8,32 +8,41 @@ import (
 	"github.com/nixlkv/nixlkv/internal/engine"
 )
 
-// Status asks how the transfer is: InProgress, Success, or the status it failed with, and
-// then the error says why. A transfer that was never posted gives ErrNotPosted.
-func (t *Transfer) Status() (Status, error) {
-	one, out := [1]*Transfer{t}, [1]Status{}
-	if err := t.a.Poll(one[:], out[:]); err != nil {
-		return out[0], err
-	}
-	switch out[0] {
-	case statusUnknown:
-		return InProgress, t.a.fail("status", "", ErrNotPosted)
-	case InProgress, Success:
-		return out[0], nil
-	}
-	return out[0], t.Err()
-}
+// The pause between two looks at a transfer that Wait waits for.
+const (
+	minPollPause = 20 * time.Microsecond
+	maxPollPause = 2 * time.Millisecond
+)
 
-// Err gives the error of a failed transfer, nil for any other.
-func (t *Transfer) Err() error {
+// Status asks how the transfer is: InProgress, Success, or the status it failed with, and
+// then the error says why. A transfer that was never posted gives StatusNotPosted and an
+// error; one that another goroutine uses at the moment is in progress.
+func (t *Transfer) Status() (Status, error) {
+	if err := t.a.enter(); err != nil {
+		return t.lastKnown(), t.a.fail("status", "", err)
+	}
+	defer t.a.leave()
 	if !t.mu.TryLock() {
-		return nil
+		return InProgress, nil
 	}
 	defer t.mu.Unlock()
-	if t.state != transferSettled || t.err == nil {
-		return nil
+	switch {
+	case t.state == transferIdle:
+		return t.status, t.a.fail("status", "", ErrNotCreated)
+	case t.state == transferCreated:
+		return t.status, t.a.fail("status", t.remote.name, ErrNotPosted)
+	case t.state == transferPosted && t.pollOne() == InProgress:
+		return InProgress, nil
 	}
-	return t.a.fail("transfer", t.remote.name, t.err)
+	return t.status, t.Err()
+}
+
+// Err gives the error of a transfer that has failed, nil for any other.
+func (t *Transfer) Err() error {
+	if e := t.failed.Load(); e != nil {
+		return e
+	}
+	return nil
 }
 
 // Wait waits until the transfer has settled and gives its error. At the context's end it
@@ -70,14 +79,22 @@ type pollBatch struct {
 }
 
 // Poll asks for the status of many transfers in one native call: out[i] becomes that of
-// ts[i]: InProgress, Success, or the status that it failed with (Transfer.Err says why). A
-// transfer that another goroutine uses counts as in progress; one that was never posted
-// gives a status that is none of these. The transfers must be this agent's. out must be as
-// long as ts. It allocates nothing once it has seen as many transfers. On a closed agent it
-// tells what was known last, with ErrClosed.
+// ts[i]: InProgress, Success, StatusNotPosted, or the status that it failed with
+// (Transfer.Err says why). A transfer that another goroutine uses counts as in progress, and
+// so does the second of two that are the same. The transfers must be this agent's; out must
+// not be shorter than ts. It allocates nothing once it has seen as many transfers. On a
+// closed agent it tells what was known last, with ErrClosed.
 func (a *Agent) Poll(ts []*Transfer, out []Status) error {
 	if len(out) < len(ts) {
 		return a.fail("poll", "", fmt.Errorf("%w: room for %d statuses of %d transfers", StatusInvalidParam, len(out), len(ts)))
+	}
+	for i, t := range ts {
+		if t == nil {
+			return a.fail("poll", "", fmt.Errorf("%w: transfer %d is nil", StatusInvalidParam, i))
+		}
+		if t.a != a {
+			return a.fail("poll", "", fmt.Errorf("transfer %d: %w", i, ErrForeign))
+		}
 	}
 	if err := a.enter(); err != nil {
 		for i, t := range ts {
@@ -94,10 +111,6 @@ func (a *Agent) Poll(ts []*Transfer, out []Status) error {
 	b.reqs, b.at = b.reqs[:0], b.at[:0]
 	for i, t := range ts {
 		out[i] = InProgress
-		if t.a != a {
-			a.unlock(ts, b)
-			return a.fail("poll", "", ErrForeign)
-		}
 		if !t.mu.TryLock() {
 			continue
 		}
@@ -122,12 +135,6 @@ func (a *Agent) Poll(ts []*Transfer, out []Status) error {
 		t.mu.Unlock()
 	}
 	return nil
-}
-
-func (a *Agent) unlock(ts []*Transfer, b *pollBatch) {
-	for _, i := range b.at {
-		ts[i].mu.Unlock()
-	}
 }
 
 // pollOne asks about a posted transfer; the caller holds it.

@@ -34,11 +34,19 @@ type Region struct {
 
 // Host is a whole buffer. A registration pins it: it cannot be freed before it is
 // deregistered.
-func Host(b *hostmem.Buffer) Region { return HostRange(b, 0, b.Len()) }
+func Host(b *hostmem.Buffer) Region {
+	if b == nil {
+		return Region{} // refused by validate
+	}
+	return HostRange(b, 0, b.Len())
+}
 
 // HostRange is a part of a buffer: n bytes from offset off. Register refuses a part that
 // does not lie in the buffer.
 func HostRange(b *hostmem.Buffer, off, n int) Region {
+	if b == nil {
+		return Region{} // refused by validate
+	}
 	r := Region{mem: DRAM, addr: uint64(b.Addr()) + uint64(off), len: uint64(n), buf: b, off: uint64(off)}
 	if off < 0 || n < 0 || off > b.Len() || n > b.Len()-off {
 		r.len = 0 // refused by validate
@@ -47,7 +55,7 @@ func HostRange(b *hostmem.Buffer, off, n int) Region {
 }
 
 // Foreign is memory of the caller: n bytes at an address, which must stay mapped until they
-// are deregistered. For VRAM, device is the CUDA ordinal; for DRAM it is 0. Memory of the
+// are deregistered; nothing here can check that they are. For VRAM, device is the CUDA ordinal; for DRAM it is 0. Memory of the
 // Go heap must not be registered.
 func Foreign(m Mem, addr uintptr, n uint64, device uint64) Region {
 	return Region{mem: m, addr: uint64(addr), len: n, dev: device}

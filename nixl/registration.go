@@ -31,6 +31,11 @@ func (a *Agent) register(regions []Region) (*Registration, error) {
 		if err := r.validate(i); err != nil {
 			return nil, err
 		}
+		// NIXL loses count of the same region twice in one registration, and crashes when it is
+		// taken back.
+		if slices.ContainsFunc(regions[:i], func(x Region) bool { return x.addr == r.addr && x.len == r.len }) {
+			return nil, fmt.Errorf("%w: region %d: %d bytes at %#x are given twice", ErrBadDescriptor, i, r.len, r.addr)
+		}
 		if err := a.checkDevice(r); err != nil {
 			return nil, fmt.Errorf("region %d: %w", i, err)
 		}

@@ -24,10 +24,17 @@ type Remote struct {
 	dropped     bool         // the engine has forgotten a lost peer; guarded by a.loading
 }
 
-// Load reads a peer's metadata, as its LocalMetadata gave it. NIXL does not connect before
-// the first transfer or Connect. Loading a peer again, after it registered more memory or
-// after it was lost, replaces its Remote: prepare its lists anew. While transfers to a lost
-// peer are still settling it gives ErrBusy.
+// Load reads a peer's metadata, as its LocalMetadata gave it. The lists and transfers made
+// with it reach the memory that was registered then.
+//
+// Loading a peer again, after it registered other memory or after it was lost, replaces its
+// Remote: prepare its lists anew, and invalidate the old one as well, which then only frees
+// it. As long as transfers made with the old one hold requests, NIXL goes on knowing the
+// memory that it knew. While transfers to a lost peer are still settling Load gives ErrBusy.
+//
+// The framing of the metadata is checked. What is inside NIXL trusts: metadata that somebody
+// tampered with can crash the process, so take it only from peers you trust. An agent cannot
+// load its own.
 func (a *Agent) Load(metadata []byte) (*Remote, error) {
 	if len(metadata) == 0 {
 		return nil, a.fail("load", "", fmt.Errorf("%w: empty metadata", StatusInvalidParam))
@@ -40,8 +47,12 @@ func (a *Agent) Load(metadata []byte) (*Remote, error) {
 	defer a.loading.Unlock()
 	a.dropLost()
 	raw, name, err := a.raw.LoadRemote(metadata)
+	if err == nil {
+		raw, err = a.reload(raw, name, metadata)
+	}
 	if err != nil {
-		return nil, a.fail("load", "", err)
+		a.lostByLoading(name)
+		return nil, a.fail("load", name, err)
 	}
 	r := &Remote{a: a, raw: raw, name: name}
 	a.mu.Lock()
@@ -61,6 +72,51 @@ func (a *Agent) Load(metadata []byte) (*Remote, error) {
 		return nil, a.fail("load", name, fmt.Errorf("%w: %d transfers to the lost peer have not settled", ErrBusy, old.inFlight.Load()))
 	}
 	return r, nil
+}
+
+// reload loads a peer a second time, if it was known and nothing is made with it, where the
+// engine only adds to what it knows, as NIXL does: memory that the peer has deregistered
+// could still be written. The caller holds a.loading.
+func (a *Agent) reload(raw engine.Remote, name string, metadata []byte) (engine.Remote, error) {
+	a.mu.Lock()
+	old := a.current[name]
+	known := a.eng.adds && old != nil && !old.dropped && !old.lost.Load() && a.unusedName(name, nil)
+	if known {
+		old.stale.Store(true)
+	}
+	a.mu.Unlock()
+	if !known {
+		return raw, nil
+	}
+	err := a.raw.InvalidateRemote(raw)
+	a.raw.FreeRemote(raw)
+	if err != nil && !errors.Is(err, StatusNotFound) {
+		return 0, err
+	}
+	raw, _, err = a.raw.LoadRemote(metadata)
+	return raw, err
+}
+
+// unusedName says whether no Remote of a name but this one is in use: they share what the
+// engine knows of the peer. The caller holds a.mu.
+func (a *Agent) unusedName(name string, but *Remote) bool {
+	for r := range a.remotes {
+		if r != but && r.name == name && r.p.n.Load() > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// lostByLoading notes that the engine knows nothing of a peer any more, after loading it
+// failed halfway. The caller holds a.loading.
+func (a *Agent) lostByLoading(name string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if r := a.current[name]; r != nil {
+		r.lost.Store(true)
+		r.dropped = true
+	}
 }
 
 // dropLost makes the engine forget the peers that were lost and have nothing in flight any
@@ -109,7 +165,9 @@ func (r *Remote) with(call string, f func() error) error {
 	defer r.p.unpin()
 	err := r.usable()
 	if err == nil {
-		err = f()
+		if err = f(); errors.Is(err, ErrPeerLost) {
+			r.noteLost()
+		}
 	}
 	return r.a.fail(call, r.name, err)
 }
@@ -156,7 +214,12 @@ func (r *Remote) end() error {
 	defer a.loading.Unlock()
 	a.mu.Lock()
 	isCurrent := a.current[r.name] == r
+	inUse := isCurrent && !a.unusedName(r.name, r)
 	a.mu.Unlock()
+	if inUse {
+		r.p.revive()
+		return fmt.Errorf("%w: a transfer made before the peer was loaded again holds a request", ErrInUse)
+	}
 	// A replaced Remote shares its metadata with the one that replaced it.
 	if isCurrent && !r.dropped {
 		if err := a.raw.InvalidateRemote(r.raw); err != nil && !errors.Is(err, StatusNotFound) {

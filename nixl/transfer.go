@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
+	"sync/atomic"
 
 	"github.com/nixlkv/nixlkv/internal/engine"
 )
@@ -48,7 +48,7 @@ type Transfer struct {
 	state  transferState
 	req    engine.Request
 	status Status
-	err    error // of a failed transfer
+	failed atomic.Pointer[Error] // of a settled transfer; read without mu
 	spec   engine.Spec
 
 	// Set while it holds a request; guarded by a.mu.
@@ -59,7 +59,7 @@ type Transfer struct {
 
 // NewTransfer gives a transfer that holds no request yet. It needs no closing, only its
 // request needs Release.
-func (a *Agent) NewTransfer() *Transfer { return &Transfer{a: a, status: statusUnknown} }
+func (a *Agent) NewTransfer() *Transfer { return &Transfer{a: a, status: StatusNotPosted} }
 
 // take enters the agent and takes the transfer.
 func (t *Transfer) take() error {
@@ -82,6 +82,9 @@ func (t *Transfer) give() {
 // length. The lists may be used for something else afterwards. With o.Post an error may
 // come from the posting, and then the transfer has to be released as well; Held tells.
 func (t *Transfer) Create(op Op, local *List, remote *Remote, remoteList *List, o TransferOptions) error {
+	if remote == nil {
+		return t.a.fail("create transfer", "", fmt.Errorf("%w: nil remote", StatusInvalidParam))
+	}
 	if err := t.take(); err != nil {
 		return t.a.fail("create transfer", remote.name, err)
 	}
@@ -90,8 +93,13 @@ func (t *Transfer) Create(op Op, local *List, remote *Remote, remoteList *List, 
 }
 
 func (t *Transfer) createByList(op Op, local *List, remote *Remote, remoteList *List, o TransferOptions) error {
-	if local.a != t.a || remote.a != t.a || remoteList.a != t.a {
+	switch {
+	case local == nil || remoteList == nil:
+		return fmt.Errorf("%w: nil list", StatusInvalidParam)
+	case local.a != t.a || remote.a != t.a || remoteList.a != t.a:
 		return ErrForeign
+	case local == remoteList:
+		return fmt.Errorf("%w: one list for both sides", StatusInvalidParam)
 	}
 	if err := local.use(); err != nil {
 		return fmt.Errorf("local %w", err)
@@ -104,6 +112,9 @@ func (t *Transfer) createByList(op Op, local *List, remote *Remote, remoteList *
 	if local.n != remoteList.n || local.n == 0 {
 		return fmt.Errorf("%w: %d local and %d remote descriptors", ErrBadDescriptor, local.n, remoteList.n)
 	}
+	if local.bytes != remoteList.bytes {
+		return fmt.Errorf("%w: %d local and %d remote bytes", ErrBadDescriptor, local.bytes, remoteList.bytes)
+	}
 	t.spec.LocalList, t.spec.RemoteList, t.spec.Remote = local.raw, remoteList.raw, remote.raw
 	return t.create(op, remote, local.span, o)
 }
@@ -114,6 +125,9 @@ func (t *Transfer) createByList(op Op, local *List, remote *Remote, remoteList *
 // o.Post an error may come from the posting, and then the transfer has to be released as
 // well; Held tells.
 func (t *Transfer) CreateIndexed(op Op, local *Prepared, localIndex []int32, remote *Prepared, remoteIndex []int32, o TransferOptions) error {
+	if local == nil || remote == nil {
+		return t.a.fail("create transfer", "", fmt.Errorf("%w: nil prepared list", StatusInvalidParam))
+	}
 	peer := ""
 	if remote.remote != nil {
 		peer = remote.remote.name
@@ -169,6 +183,9 @@ func (t *Transfer) create(op Op, remote *Remote, local span, o TransferOptions) 
 	if t.state != transferIdle {
 		return ErrCreated
 	}
+	if op != Read && op != Write {
+		return fmt.Errorf("%w: operation %d", StatusInvalidParam, op)
+	}
 	a := t.a
 	if !remote.p.pin() {
 		return ErrReleased
@@ -204,7 +221,9 @@ func (t *Transfer) create(op Op, remote *Remote, local span, o TransferOptions) 
 		t.unlink()
 		return err
 	}
-	t.req, t.err, t.status = req, nil, statusUnknown
+	t.req = req
+	t.failed.Store(nil)
+	t.status = StatusNotPosted
 	if !o.Post {
 		t.state = transferCreated
 		return nil
@@ -226,6 +245,8 @@ func (t *Transfer) unlink() {
 	t.a.mu.Unlock()
 	t.remote.p.unpin()
 	t.state, t.req, t.remote, t.span = transferIdle, 0, nil, span{}
+	t.status = StatusNotPosted
+	t.failed.Store(nil)
 }
 
 // flying counts the transfer in before it is posted, landed out when it has settled.
@@ -252,19 +273,23 @@ func (t *Transfer) settle(st Status, err error) error {
 			err = fmt.Errorf("%w: %w", st, why)
 		}
 	}
-	t.state, t.status, t.err = transferSettled, st, err
-	if err != nil && st >= 0 {
-		t.status = StatusBackend
+	t.state, t.status = transferSettled, st
+	if err != nil {
+		if st >= 0 {
+			t.status = StatusBackend
+		}
+		t.failed.Store(&Error{Call: "transfer", Agent: t.a.name, Peer: t.remote.name, Err: err})
 	}
 	t.landed(err)
 	return err
 }
 
 // Post posts a transfer that was created without Post, or again one that has settled. A
-// notification given at creation is sent again.
+// notification given at creation, or by the last PostNotif, is sent again.
 func (t *Transfer) Post() error { return t.post(nil, false) }
 
-// PostNotif is Post with another notification in place of the former one.
+// PostNotif is Post with another notification in place of the former one; nil is an empty
+// one.
 func (t *Transfer) PostNotif(notif []byte) error { return t.post(notif, true) }
 
 func (t *Transfer) post(notif []byte, has bool) error {
@@ -284,7 +309,8 @@ func (t *Transfer) post(notif []byte, has bool) error {
 		return t.a.fail("post", t.remote.name, err)
 	}
 	t.flying()
-	t.state, t.err, t.status = transferPosted, nil, statusUnknown
+	t.state, t.status = transferPosted, InProgress
+	t.failed.Store(nil)
 	st, err := t.a.raw.Post(t.req, notif, has)
 	if err != nil || st != InProgress {
 		err = t.settle(st, err)
@@ -408,9 +434,3 @@ func (l *transferList) remove(t *Transfer) {
 	t.prev, t.next = nil, nil
 	l.n--
 }
-
-// pollPause bounds the pause between two looks at a transfer that Wait waits for.
-const (
-	minPollPause = 20 * time.Microsecond
-	maxPollPause = 2 * time.Millisecond
-)

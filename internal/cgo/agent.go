@@ -1,6 +1,7 @@
 package cgo
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -165,11 +166,22 @@ func (a *agent) LocalMetadata() ([]byte, error) {
 
 // LoadRemote implements engine.Agent. The handle is the peer's name as a C string.
 func (a *agent) LoadRemote(metadata []byte) (engine.Remote, string, error) {
-	var name uintptr
-	err := a.call(symLoadRemoteMD, a.handle, addr(metadata), uintptr(len(metadata)), uintptr(unsafe.Pointer(&name)))
-	runtime.KeepAlive(metadata)
+	agent, err := checkMetadata(metadata)
 	if err != nil {
 		return 0, "", err
+	}
+	var name uintptr
+	err = a.call(symLoadRemoteMD, a.handle, addr(metadata), uintptr(len(metadata)), uintptr(unsafe.Pointer(&name)))
+	runtime.KeepAlive(metadata)
+	if err != nil {
+		// What was loaded halfway would be in the way of the next try.
+		n := cstring(agent)
+		cleanup := a.call(symInvalidateRemoteMD, a.handle, addr(n))
+		runtime.KeepAlive(n)
+		if errors.Is(cleanup, engine.ErrNotFound) {
+			cleanup = nil
+		}
+		return 0, agent, joinCleanup(err, cleanup)
 	}
 	return engine.Remote(name), gostring(name), nil
 }
@@ -194,7 +206,7 @@ func (a *agent) FreeRemote(r engine.Remote) { a.lib.free(uintptr(r)) }
 
 // Notify implements engine.Agent.
 func (a *agent) Notify(r engine.Remote, msg []byte) error {
-	return symGenNotif.check(a.hot.notify(a.handle, r, msg))
+	return connectionError(symGenNotif, a.hot.notify(a.handle, r, msg))
 }
 
 // minDrain is the first size of a drain buffer, enough for some hundred tags.

@@ -56,6 +56,7 @@ func Open(o Options) (*Library, error) {
 	if l.hot, err = newHotCalls(o.Calls, l.sym); err != nil {
 		return nil, err
 	}
+	l.info.LoadAdds = true
 	l.info.Name, l.info.Path, l.info.Version, l.info.Calls = "native", path, wheelVersion(path), l.hot.name()
 	return l, nil
 }

@@ -80,8 +80,11 @@ func (a *agent) Create(s *engine.Spec) (engine.Request, engine.Status, error) {
 var errEndpoint = fmt.Errorf("%w: the backend gave up the connection (NIXL's log on standard error says why)", engine.ErrPeerLost)
 
 // postError gives the error of a posting.
-func postError(st engine.Status) error {
-	err := symPost.check(st)
+func postError(st engine.Status) error { return connectionError(symPost, st) }
+
+// connectionError gives the error of a call that sends something to a peer.
+func connectionError(s symbol, st engine.Status) error {
+	err := s.check(st)
 	if st == engine.ErrBackend || st == engine.ErrNotFound {
 		return fmt.Errorf("%w: %w", err, errEndpoint)
 	}

@@ -143,6 +143,8 @@ type Info struct {
 	Version string // of the library, empty if it cannot be told
 	Path    string // of the library
 	Calls   string // how the library is called: "cgo", "purego", or empty
+	// LoadAdds: loading a peer again adds to what was loaded before, and forgets nothing.
+	LoadAdds bool
 	// Overrode names the environment variables that the engine had to change, with the
 	// values they had, for the log.
 	Overrode []string
@@ -173,7 +175,8 @@ type Agent interface {
 	// LocalMetadata is what a peer needs to reach this agent's registered memory.
 	LocalMetadata() ([]byte, error)
 	// LoadRemote reads a peer's metadata. Loading the same peer again updates it and gives
-	// a second handle; each must be forgotten.
+	// a second handle; each must be forgotten. A name that comes with an error says that
+	// nothing is loaded under it any more, whatever was before.
 	LoadRemote(metadata []byte) (r Remote, name string, err error)
 	// CheckRemote says whether metadata of the peer is still loaded.
 	CheckRemote(Remote) error

@@ -18,6 +18,9 @@ const (
 	ErrNotFound     Status = -6
 )
 
+// NotPosted is no status of NIXL's: it is that of a transfer that was never posted.
+const NotPosted Status = -1 << 31
+
 var statusNames = map[Status]string{
 	InProgress:      "NIXL_CAPI_IN_PROG",
 	Success:         "NIXL_CAPI_SUCCESS",
@@ -27,6 +30,7 @@ var statusNames = map[Status]string{
 	ErrException:    "NIXL_CAPI_ERROR_EXCEPTION",
 	ErrNoTelemetry:  "NIXL_CAPI_ERROR_NO_TELEMETRY",
 	ErrNotFound:     "NIXL_CAPI_ERROR_NOT_FOUND",
+	NotPosted:       "not posted",
 }
 
 // Name gives NIXL's name of the status, or "" for a number it does not know.
