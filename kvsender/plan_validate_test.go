@@ -128,13 +128,13 @@ func TestSpansContain(t *testing.T) {
 	of := func(base, n uint64) registry.Region {
 		return registry.Region{Base: base, Len: n, ItemLen: 1, Kind: registry.VRAM}
 	}
-	s := spansByKind([]registry.Region{of(300, 10), of(100, 100), of(120, 10), of(100, 5), of(math.MaxUint64, 2), {}})[registry.VRAM]
+	s := spansByKind([]registry.Region{of(300, 10), of(100, 100), of(120, 10), of(100, 5), of(math.MaxUint64, 2), of(0, 0), of(400, 1), {}})[registry.VRAM]
 	for _, c := range []struct {
 		first, last uint64
 		want        bool
 	}{
 		{100, 199, true}, {100, 200, false}, {99, 100, false}, {125, 150, true}, {199, 199, true}, {200, 200, false},
-		{300, 309, true}, {305, 310, false}, {310, 310, false}, {150, 305, false}, {math.MaxUint64, math.MaxUint64, false},
+		{300, 309, true}, {305, 310, false}, {310, 310, false}, {150, 305, false}, {400, 400, true}, {400, 401, false}, {math.MaxUint64, math.MaxUint64, false},
 	} {
 		if got := s.contain(c.first, c.last); got != c.want {
 			t.Errorf("%d to %d: %t", c.first, c.last, got)

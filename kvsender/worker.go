@@ -28,11 +28,25 @@ func (m *Manager) work() {
 	w := &worker{m: m}
 	for r := m.runQueue.get(); r != nil; r = m.runQueue.get() {
 		w.step(r)
+		w.trim()
 	}
 	for _, l := range append(w.local[:], w.remote[:]...) {
 		if l != nil {
 			m.peers.logIf("freeing a list", l.Free())
 		}
+	}
+}
+
+// keptPieces is how many pieces a worker keeps memory for between chunks.
+const keptPieces = 1 << 20
+
+// trim lets go of what an unusually large chunk has left.
+func (w *worker) trim() {
+	if max(cap(w.fromIdx), cap(w.toIdx)) > keptPieces {
+		w.fromIdx, w.toIdx = nil, nil
+	}
+	if max(cap(w.from), cap(w.to)) > keptPieces {
+		w.from, w.to = nil, nil
 	}
 }
 
