@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/nixl"
 )
 
 // Close is Shutdown within the close timeout.
@@ -21,7 +23,11 @@ func (m *Manager) Close() error {
 // layout may still be read, and stays registered until Shutdown or Close, called again,
 // returns nil.
 func (m *Manager) Shutdown(ctx context.Context) error {
-	m.closeOnce.Do(func() { go m.teardown() })
+	begun := time.Now()
+	m.closeOnce.Do(func() {
+		m.cancel()
+		go m.teardown()
+	})
 	m.failAll(fmt.Errorf("%w: the prefill is shutting down", nixlkv.ErrClosed))
 	select {
 	case <-m.closed:
@@ -29,9 +35,8 @@ func (m *Manager) Shutdown(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	if m.agent != nil {
-		// The agent tells what is still in flight, and stays in quarantine with its memory.
-		if err := m.agent.Shutdown(ctx); err != nil {
-			return fmt.Errorf("kvsender: %w", err)
+		if s := m.agent.Stats(); s.InFlight > 0 || s.Calls > 0 {
+			return fmt.Errorf("kvsender: closing: %w: %w", &nixl.InFlightError{Transfers: s.InFlight, Calls: s.Calls, Waited: time.Since(begun)}, ctx.Err())
 		}
 	}
 	return fmt.Errorf("kvsender: closing: %w", ctx.Err())

@@ -1,6 +1,8 @@
 package kvsender
 
 import (
+	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -84,10 +86,16 @@ func (l *landing) run() {
 		}
 		statuses = statuses[:len(transfers)]
 		if err := l.m.agent.Poll(transfers, statuses); err != nil {
-			for _, f := range flights {
-				l.m.abandoned(f, err)
+			// Somebody closed the engine under the manager. The agent waits for what is in flight
+			// before it ends, and so does this loop.
+			if e := l.m.agent.Shutdown(context.Background()); e != nil {
+				err = errors.Join(err, e)
 			}
-			return
+			for _, f := range flights {
+				l.m.settledElsewhere(f, err)
+			}
+			flights, transfers = flights[:0], transfers[:0]
+			continue
 		}
 		kept := 0
 		for i, f := range flights {
@@ -153,10 +161,12 @@ func (m *Manager) landed(f *flight) {
 	r.advance()
 }
 
-// abandoned takes a flight that nobody can ask about any more, because the agent is being
-// closed; the agent itself waits for it.
-func (m *Manager) abandoned(f *flight, err error) {
+// settledElsewhere takes a flight that has settled with the end of its agent; how, nobody
+// knows.
+func (m *Manager) settledElsewhere(f *flight, err error) {
 	f.room.mu.Lock()
 	defer f.room.mu.Unlock()
-	f.room.fail(err)
+	f.room.inFlight--
+	f.room.fail(f.dest.failed(f.what, err))
+	f.room.advance()
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -16,6 +17,7 @@ import (
 // loop that calls it: what cannot be read is counted and dropped, and fails no more than the
 // rooms of the peer that sent it.
 func (m *Manager) receive(frames [][]byte) {
+	<-m.listening // the socket receives before it is ours to answer from
 	msg, err := wire.ParseAtPrefill(frames, m.cfg.wireLimits)
 	if err != nil {
 		m.refused(err)
@@ -113,7 +115,11 @@ func (m *Manager) announce(r *room, meta *wire.Metadata) bool {
 	if r.sender == nil && r.announce == nil {
 		r.announce = time.AfterFunc(m.cfg.bootstrapTimeout, r.expired)
 	}
-	if err := r.addMetadata(meta); err != nil {
+	if err := r.addMetadata(meta); errors.Is(err, errIntruder) {
+		m.stats.dropped.Add(1)
+		m.tellStatus(meta.From, &wire.KVStatus{Room: r.id, Status: wire.PollFailed, PrefillRank: m.rank, Reason: err.Error()})
+		return true
+	} else if err != nil {
 		r.fail(err)
 		return true
 	}
@@ -122,27 +128,43 @@ func (m *Manager) announce(r *room, meta *wire.Metadata) bool {
 	return true
 }
 
-// abort takes a decode's abort. It is acknowledged when nothing of the room can be written
-// any more, which for a room that nobody knows is now.
+// abort takes a decode's abort. It is acknowledged when nothing of the number can be written
+// any more, which for a room that nobody knows is now. Besides the room in the table there
+// may be earlier uses of the number that have not settled.
 func (m *Manager) abort(a *wire.Abort) {
-	r := m.lookup(a.Room)
-	if r == nil {
-		m.tellAckOf(a)
-		return
+	var ack *ackTarget
+	if !a.From.IsZero() {
+		ack = &ackTarget{a.From, a.Generation, a.HasGeneration, new(atomic.Int32)}
+		ack.rooms.Add(1) // this call, so that it is not sent before all rooms were asked
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.gone {
-		m.tellAckOf(a)
-		return
+	for _, r := range m.roomsOf(a.Room) {
+		r.mu.Lock()
+		switch {
+		case !r.involves(a.From):
+			m.stats.dropped.Add(1) // somebody else's room: nothing of it goes to the one who asks
+		case !r.gone || !r.quiet():
+			r.aborted(a, ack)
+		}
+		r.mu.Unlock()
 	}
-	if !r.involves(a.From) {
-		// Somebody else's room: nothing of it goes to the one who asks.
-		m.stats.dropped.Add(1)
-		m.tellAckOf(a)
-		return
+	if ack != nil && ack.rooms.Add(-1) == 0 {
+		m.tellAck(a.Room, *ack, unknownAckTimeout)
 	}
-	r.aborted(a)
+}
+
+// unknownAckTimeout bounds the sending of an acknowledgement that no room owes: anybody can
+// ask for one, to any address.
+const unknownAckTimeout = 2 * time.Second
+
+// roomsOf gives all rooms of a number.
+func (m *Manager) roomsOf(id nixlkv.Room) []*room {
+	m.roomsMu.Lock()
+	defer m.roomsMu.Unlock()
+	rooms := slices.Clone(m.lingering[id])
+	if r := m.rooms[id]; r != nil {
+		rooms = append(rooms, r)
+	}
+	return rooms
 }
 
 // involves says whether an endpoint is one of the room's decodes, as far as they are known.
@@ -162,12 +184,6 @@ func (r *room) involves(e wire.Endpoint) bool {
 // knows says whether a decode rank has told where its pages go.
 func (r *room) knows(agent string) bool {
 	return slices.ContainsFunc(r.dests, func(d *dest) bool { return d.meta.Agent == agent })
-}
-
-func (m *Manager) tellAckOf(a *wire.Abort) {
-	if !a.From.IsZero() {
-		m.tellAck(a.Room, ackTarget{a.From, a.Generation, a.HasGeneration})
-	}
 }
 
 // lookup gives the room of a number, nil if there is none.
@@ -204,7 +220,10 @@ func (m *Manager) detach(r *room) {
 	if m.rooms[r.id] == r {
 		delete(m.rooms, r.id)
 	}
-	r.gone = true
+	if !r.gone {
+		r.gone = true
+		m.lingering[r.id] = append(m.lingering[r.id], r)
+	}
 }
 
 // dropRoom forgets a room. The caller holds r.mu.
@@ -213,6 +232,10 @@ func (m *Manager) dropRoom(r *room) {
 	m.roomsMu.Lock()
 	defer m.roomsMu.Unlock()
 	delete(m.live, r)
+	m.lingering[r.id] = slices.DeleteFunc(m.lingering[r.id], func(x *room) bool { return x == r })
+	if len(m.lingering[r.id]) == 0 {
+		delete(m.lingering, r.id)
+	}
 	if m.closing && len(m.live) == 0 {
 		closeOnce(m.idle)
 	}

@@ -43,17 +43,21 @@ type Manager struct {
 	flights  sync.Pool // of *flight
 	stats    counters
 
-	roomsMu sync.Mutex
-	rooms   map[nixlkv.Room]*room
-	live    map[*room]struct{} // those in the table, and those out of it but not over
-	closing bool
-	idle    chan struct{} // closed once closing and no room is live
+	roomsMu   sync.Mutex
+	rooms     map[nixlkv.Room]*room
+	live      map[*room]struct{}      // those in the table, and those out of it but not over
+	lingering map[nixlkv.Room][]*room // those out of the table but not over
+	closing   bool
+	idle      chan struct{} // closed once closing and no room is live
 
 	changedMu    sync.Mutex
 	changedRooms []*room
 	changedSpare []*room
 	changedLost  bool
 
+	listening  chan struct{}   // closed once ctl is set, or will not be
+	ctx        context.Context // ends when closing begins
+	cancel     context.CancelFunc
 	placements chan nixlkv.Room // rooms whose DP rank is to be registered
 
 	workers   sync.WaitGroup // the threads that post, and the loader of peers
@@ -82,15 +86,18 @@ func NewManager(ctx context.Context, layout *registry.Layout, opts ...Option) (*
 	m := &Manager{
 		cfg: cfg, log: cfg.log, layout: layout,
 		rank: layout.Ranks.PrefillRank(), source: layout.Ranks.SourceRank(),
-		dummy:    layout.Ranks.CPRank > 0 && !cfg.allCPRanks && !layout.HybridMLA,
-		rooms:    map[nixlkv.Room]*room{},
-		live:     map[*room]struct{}{},
-		idle:     make(chan struct{}),
-		closed:   make(chan struct{}),
-		runQueue: newRunQueue(),
+		dummy:     layout.Ranks.CPRank > 0 && !cfg.allCPRanks && !layout.HybridMLA,
+		rooms:     map[nixlkv.Room]*room{},
+		live:      map[*room]struct{}{},
+		lingering: map[nixlkv.Room][]*room{},
+		listening: make(chan struct{}),
+		idle:      make(chan struct{}),
+		closed:    make(chan struct{}),
+		runQueue:  newRunQueue(),
 
 		placements: make(chan nixlkv.Room, cfg.limits.LoadQueue),
 	}
+	m.ctx, m.cancel = context.WithCancel(context.Background())
 	if err := m.start(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("kvsender: %w", err), m.Close())
 	}
@@ -124,7 +131,9 @@ func (m *Manager) start(ctx context.Context) error {
 	if err := m.startThreads(); err != nil {
 		return err
 	}
-	if m.ctl, err = control.New(control.Config{Host: m.cfg.host, Port: m.cfg.port, Handler: m.receive, Logger: m.log}); err != nil {
+	m.ctl, err = control.New(control.Config{Host: m.cfg.host, Port: m.cfg.port, Handler: m.receive, Logger: m.log})
+	close(m.listening)
+	if err != nil {
 		return err
 	}
 	return m.rendezvous(ctx)
@@ -278,11 +287,12 @@ func (m *Manager) open(r *room) (s *Sender, again bool, err error) {
 		return r.sender, false, nil
 	}
 	m.place(r)
-	if m.dummy {
-		r.need = len(r.dests) // no decode talks to this rank
+	switch {
+	case r.failure != nil:
+	case m.dummy:
 		r.status = nixlkv.WaitingForInput
 		r.sender.notify(r.status)
-	} else if !r.bootstrapped() && r.failure == nil {
+	case !r.bootstrapped():
 		r.timer = time.AfterFunc(m.cfg.bootstrapTimeout, r.timedOut)
 	}
 	r.advance()
@@ -320,7 +330,10 @@ func (m *Manager) registerRooms() {
 	defer m.registrar.Done()
 	rank, _ := m.dpRank()
 	for id := range m.placements {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		if m.ctx.Err() != nil {
+			continue // closing: the rooms have failed
+		}
+		ctx, cancel := context.WithTimeout(m.ctx, 5*time.Second)
 		if err := m.client.RegisterDPRank(ctx, id, rank); err != nil {
 			m.logLimited("registering a room's DP rank", zap.Uint64("room", uint64(id)), zap.Error(err))
 		}

@@ -17,14 +17,13 @@ type Option func(*config)
 
 // Limits bound what a manager holds. A field that is not positive takes its default.
 type Limits struct {
-	Rooms      int // rooms open or announced by decodes; default 65,536
-	Peers      int // decode ranks; default 1,024
-	Chunks     int // chunks of a room that wait to be posted; default 4,096
-	InFlight   int // transfers of a room posted and not settled; default 64
-	LoadQueue  int // registrations waiting to be taken up; default 1,024
-	DoneRooms  int // ended rooms that Poll has not fetched; default 65,536
-	AbortAcks  int // acknowledgements that a room owes; default 64
-	ReasonSize int // bytes of a failure reason that is sent; default 4,096
+	Rooms     int // rooms open or announced by decodes; default 65,536
+	Peers     int // decode ranks; default 1,024
+	Chunks    int // chunks of a room that wait to be posted; default 4,096
+	InFlight  int // transfers of a room posted and not settled; default 64
+	LoadQueue int // registrations waiting to be taken up; default 1,024
+	DoneRooms int // ended rooms that Poll has not fetched; default 65,536
+	AbortAcks int // acknowledgements that a room owes; default 64
 }
 
 func (l Limits) complete() Limits {
@@ -32,7 +31,7 @@ func (l Limits) complete() Limits {
 		n    *int
 		dflt int
 	}{{&l.Rooms, 1 << 16}, {&l.Peers, 1024}, {&l.Chunks, 4096}, {&l.InFlight, 64}, {&l.LoadQueue, 1024},
-		{&l.DoneRooms, 1 << 16}, {&l.AbortAcks, 64}, {&l.ReasonSize, 4096}} {
+		{&l.DoneRooms, 1 << 16}, {&l.AbortAcks, 64}} {
 		if *f.n <= 0 {
 			*f.n = f.dflt
 		}

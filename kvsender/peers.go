@@ -47,6 +47,7 @@ type peerTable struct {
 	sources []*source
 	list    [2]*nixl.List // for preparing, by kind of memory
 	probe   *prober
+	retired []*nixl.Remote // to be invalidated
 
 	mu     sync.Mutex
 	parked map[string][]*room // rooms that wait for a peer to be taken up
@@ -111,6 +112,7 @@ func (t *peerTable) end() {
 		}
 	}
 	t.logIf("ending the probe", t.probe.close())
+	t.retire()
 }
 
 func (t *peerTable) logIf(what string, err error) {
@@ -131,12 +133,23 @@ func (m *Manager) register(g *wire.Registration) {
 		m.refusePeer(g.Agent, err)
 		return
 	}
+	if known, live := m.peers.live(peer.Agent); live && !known.SameGeometry(peer) {
+		// An agent's name is its own for the life of its process, and so is its geometry: this
+		// is somebody else.
+		m.stats.dropped.Add(1)
+		m.logLimited("ignored a registration under the name of a decode that is known with other geometry",
+			zap.String("decode", peer.Agent), zap.String("address", peer.Addr), zap.String("known address", known.Addr))
+		return
+	}
 	prep, outcome, err := m.peers.Register(peer)
 	if err != nil {
 		m.logLimited("refused a decode", zap.String("decode", g.Agent), zap.Error(err))
 		return
 	}
-	m.log.Info("decode registered", zap.String("decode", peer.Agent), zap.String("address", peer.Addr),
+	if outcome == registry.Unchanged {
+		return
+	}
+	m.logLimited("decode registered", zap.String("decode", peer.Agent), zap.String("address", peer.Addr),
 		zap.Stringer("outcome", outcome), zap.Stringer("dialect", g.Dialect()), zap.Int("regions", len(peer.KV)))
 	m.peers.prepare(peer.Agent, prep)
 }
@@ -144,9 +157,18 @@ func (m *Manager) register(g *wire.Registration) {
 // refusePeer keeps an agent known as refused, so that its rooms fail with the reason.
 func (m *Manager) refusePeer(agent string, reason error) {
 	m.logLimited("refused a registration", zap.String("decode", agent), zap.Error(reason))
+	if _, live := m.peers.live(agent); live {
+		return // anybody can send something under its name
+	}
 	if err := m.peers.Refuse(agent, "", reason); err != nil {
 		m.logLimited("could not note the refusal", zap.String("decode", agent), zap.Error(err))
 	}
+}
+
+// live gives what is known of a peer, and whether it can be sent to.
+func (t *peerTable) live(agent string) (*registry.Peer, bool) {
+	p, info, ok := t.Lookup(agent)
+	return p, ok && p != nil && info.Phase == registry.Live
 }
 
 // prepare has the loader make a peer's plan, and wake the rooms that wait for it.
@@ -156,7 +178,12 @@ func (t *peerTable) prepare(agent string, prep *registry.Preparation[*wiredPeer]
 	}
 	job := func() {
 		start := time.Now()
-		err := prep.Run(t.wire)
+		err := prep.Run(func(p *registry.Peer) (*wiredPeer, error) {
+			if t.m.ctx.Err() != nil {
+				return nil, nixlkv.ErrClosed
+			}
+			return t.wire(p)
+		})
 		if err != nil {
 			t.m.logLimited("a decode cannot be sent to", zap.String("decode", agent), zap.Error(err))
 		} else {
@@ -169,7 +196,7 @@ func (t *peerTable) prepare(agent string, prep *registry.Preparation[*wiredPeer]
 		for prep != nil {
 			prep = prep.Fail(fmt.Errorf("%w: %w: too many registrations at once", nixlkv.ErrPeerStale, nixlkv.ErrLimit))
 		}
-		t.wake(agent)
+		go t.wake(agent) // the caller may hold a room that waits for it too
 	}
 }
 
@@ -218,11 +245,14 @@ func (t *peerTable) wireInto(w *wiredPeer, p *registry.Peer) (err error) {
 		t.m.log.Warn("the decode has another number of metadata buffers; the leading ones are copied",
 			zap.String("decode", p.Agent), zap.Int("here", len(t.m.layout.Aux)), zap.Int("there", len(p.Aux)))
 	}
+	// Before Load, which would replace what is known of the agent whose metadata it is.
+	if name, err := t.m.agent.MetadataName(p.AgentMetadata); err != nil {
+		return err
+	} else if name != p.Agent {
+		return fmt.Errorf("%w: metadata of agent %q in the registration of %q", nixlkv.ErrMalformed, name, p.Agent)
+	}
 	if w.remote, err = t.m.agent.Load(p.AgentMetadata); err != nil {
 		return staleIfBusy(err)
-	}
-	if w.remote.Name() != p.Agent {
-		return fmt.Errorf("%w: metadata of agent %q in the registration of %q", nixlkv.ErrMalformed, w.remote.Name(), p.Agent)
 	}
 	for i := range w.kv.segments {
 		if err := t.wireSegment(w, &w.kv.segments[i]); err != nil {
@@ -315,9 +345,23 @@ func (t *peerTable) drop(w *wiredPeer) {
 		}
 	}
 	if w.remote != nil {
-		t.logIf("dropping a decode's metadata", w.remote.Invalidate())
+		t.retired = append(t.retired, w.remote)
 	}
 	*w = wiredPeer{}
+	t.retire()
+}
+
+// retire drops the metadata of peers that are done with. One that did not answer the probe
+// is held by it until it does.
+func (t *peerTable) retire() {
+	t.retired = slices.DeleteFunc(t.retired, func(r *nixl.Remote) bool {
+		err := r.Invalidate()
+		if errors.Is(err, nixl.ErrInUse) {
+			return false
+		}
+		t.logIf("dropping a decode's metadata", err)
+		return true
+	})
 }
 
 // prober makes the first connection to a peer when it registers, by reading a byte of a
@@ -332,7 +376,7 @@ type prober struct {
 }
 
 // probeTimeout bounds the first connection.
-const probeTimeout = 10 * time.Second
+const probeTimeout = 3 * time.Second
 
 func newProber(a *nixl.Agent) (*prober, error) {
 	p := &prober{t: a.NewTransfer()}

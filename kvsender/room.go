@@ -3,7 +3,9 @@ package kvsender
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nixlkv/nixlkv"
@@ -73,39 +75,48 @@ type chunk struct {
 	state  [][]int32
 }
 
-// ackTarget is a decode that wants to know when nothing of the room is written any more.
+// ackTarget is a decode that wants to know when nothing of a room is written any more.
 type ackTarget struct {
 	to            wire.Endpoint
 	generation    uint64
 	hasGeneration bool
+	// rooms counts the rooms of the number that have to be quiet first: one, or more when the
+	// number was used again while writes of an earlier use had not settled.
+	rooms *atomic.Int32
 }
 
 // addMetadata takes what a decode told. It returns an error when it cannot be, and then the
 // room fails with it.
 func (r *room) addMetadata(meta *wire.Metadata) error {
-	for _, d := range r.dests {
-		if d.meta.Agent == meta.Agent {
-			if r.bootstrapped() {
-				return nil // a repeat; the pages may be written by now
-			}
-			d.meta = meta
-			return nil
-		}
-	}
-	if r.need != 0 && r.need != meta.Destinations {
+	at := slices.IndexFunc(r.dests, func(d *dest) bool { return d.meta.Agent == meta.Agent })
+	switch {
+	case r.bootstrapped() && at >= 0:
+		return nil // a repeat; the pages may be written by now
+	case r.bootstrapped():
+		return fmt.Errorf("%w: %w: a decode rank more than the %d announced: %s", errIntruder, nixlkv.ErrTopology, r.need, meta.Agent)
+	case r.need != 0 && r.need != meta.Destinations:
 		return fmt.Errorf("%w: decode ranks disagree on how many they are: %d and %d", nixlkv.ErrTopology, r.need, meta.Destinations)
-	}
-	if r.bootstrapped() {
-		return fmt.Errorf("%w: a decode rank more than the %d announced: %s", nixlkv.ErrTopology, r.need, meta.Agent)
+	case meta.Destinations > r.m.cfg.limits.Peers:
+		return fmt.Errorf("%w: %d decode ranks for one room", nixlkv.ErrLimit, meta.Destinations)
 	}
 	r.need = meta.Destinations
-	r.dests = append(r.dests, &dest{meta: meta})
-	r.prefix = max(r.prefix, meta.Prefix)
+	if at >= 0 {
+		r.dests[at].meta = meta
+	} else {
+		r.dests = append(r.dests, &dest{meta: meta})
+	}
+	r.prefix = 0
+	for _, d := range r.dests {
+		r.prefix = max(r.prefix, d.meta.Prefix)
+	}
 	if r.bootstrapped() {
 		r.metrics.Bootstrapped = time.Now()
 	}
 	return nil
 }
+
+// errIntruder: the message is not for this room, which goes on as if it had not come.
+var errIntruder = errors.New("room under way")
 
 // bootstrapped says whether every decode rank has told where its pages go.
 func (r *room) bootstrapped() bool { return r.need > 0 && len(r.dests) == r.need }
@@ -117,8 +128,10 @@ func (r *room) advance() {
 	switch {
 	case r.status.Ended():
 	case r.failure != nil:
-		if r.inFlight == 0 && !r.scheduled {
+		if r.quiet() {
 			r.end(nixlkv.Failed)
+		} else if r.settle == nil {
+			r.settle = time.AfterFunc(r.m.cfg.settleTimeout, r.unsettled)
 		}
 	case r.allPosted && r.inFlight == 0:
 		r.end(nixlkv.Success)
@@ -135,6 +148,9 @@ func (r *room) advance() {
 	r.quiesce()
 }
 
+// quiet says whether nothing of the room is being written, or about to be.
+func (r *room) quiet() bool { return r.inFlight == 0 && !r.scheduled }
+
 // end ends the room.
 func (r *room) end(s nixlkv.Status) {
 	r.status = s
@@ -147,7 +163,7 @@ func (r *room) end(s nixlkv.Status) {
 // quiesce does what has to wait until nothing of an ended room can be written any more:
 // telling the decodes, acknowledging aborts, letting the peers go.
 func (r *room) quiesce() {
-	if !r.status.Ended() || r.inFlight > 0 || r.scheduled {
+	if !r.status.Ended() || !r.quiet() {
 		return
 	}
 	if !r.told {
@@ -157,11 +173,14 @@ func (r *room) quiesce() {
 			if d.lease != nil {
 				d.lease.Release()
 			}
+			d.meta.KVIndices, d.meta.StateIndices = nil, nil // the room may be looked at long after
 		}
 		r.queue = nil
 	}
 	for _, a := range r.acks {
-		r.m.tellAck(r.id, a)
+		if a.rooms.Add(-1) == 0 {
+			r.m.tellAck(r.id, a, tellTimeout)
+		}
 	}
 	r.acks = r.acks[:0]
 	// A room that failed before it was opened is kept for whoever opens it, for a while.
@@ -179,9 +198,6 @@ func (r *room) fail(cause error) {
 	}
 	r.failure = cause
 	r.queue = nil
-	if r.inFlight > 0 && r.settle == nil {
-		r.settle = time.AfterFunc(r.m.cfg.settleTimeout, r.unsettled)
-	}
 	r.advance()
 }
 
@@ -190,10 +206,17 @@ func (r *room) fail(cause error) {
 func (r *room) unsettled() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.status.Ended() || r.inFlight == 0 {
+	if r.status.Ended() || r.quiet() {
 		return
 	}
-	r.failure = fmt.Errorf("%w: %d transfers have not settled %v after: %w", nixlkv.ErrReleaseUnconfirmed, r.inFlight, r.m.cfg.settleTimeout, r.failure)
+	unconfirmed := fmt.Errorf("%w: %d transfers have not settled %v after: %w", nixlkv.ErrReleaseUnconfirmed, r.inFlight, r.m.cfg.settleTimeout, r.failure)
+	if e, ok := r.failure.(*KVTransferError); ok {
+		told := *e
+		told.Cause = unconfirmed
+		r.failure = &told
+	} else {
+		r.failure = unconfirmed
+	}
 	r.end(nixlkv.Failed)
 	if r.sender != nil {
 		r.sender.notify(r.status)
@@ -241,10 +264,11 @@ const (
 	abortedHere     = "Aborted by AbortReq."
 )
 
-// aborted takes an abort of a decode.
-func (r *room) aborted(a *wire.Abort) {
-	if !a.From.IsZero() && len(r.acks) < r.m.cfg.limits.AbortAcks {
-		r.acks = append(r.acks, ackTarget{a.From, a.Generation, a.HasGeneration})
+// aborted takes an abort of a decode. ack is what it is owed, nil if it wants none.
+func (r *room) aborted(a *wire.Abort, ack *ackTarget) {
+	if ack != nil && len(r.acks) < r.m.cfg.limits.AbortAcks && !slices.ContainsFunc(r.acks, ack.repeats) {
+		ack.rooms.Add(1)
+		r.acks = append(r.acks, *ack)
 	}
 	for _, d := range r.dests {
 		if d.meta.From == a.From {
@@ -257,16 +281,20 @@ func (r *room) aborted(a *wire.Abort) {
 	r.quiesce()
 }
 
+// repeats says whether another acknowledgement is for the same abort.
+func (a *ackTarget) repeats(b ackTarget) bool {
+	return a.to == b.to && a.generation == b.generation && a.hasGeneration == b.hasGeneration
+}
+
 // transferError gives the room's error for its caller.
 func (r *room) transferError() *KVTransferError {
 	if r.failure == nil {
 		return nil
 	}
-	var e *KVTransferError
-	if errors.As(r.failure, &e) {
+	if e, ok := r.failure.(*KVTransferError); ok {
 		return e
 	}
-	e = &KVTransferError{Room: r.id, Reason: r.failure.Error(), Cause: r.failure}
+	e := &KVTransferError{Room: r.id, Reason: r.failure.Error(), Cause: r.failure}
 	var de *destError
 	if errors.As(r.failure, &de) {
 		e.Peer = de.agent

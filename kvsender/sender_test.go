@@ -394,7 +394,7 @@ func TestUnregisteredAndRefusedDecodes(t *testing.T) {
 		g = p.d.registration()
 		g.AgentMetadata = []byte("no metadata of any engine")
 		p.d.register(g)
-		fails(72, nil, "load")
+		fails(72, nil, "metadata")
 		// Garbage of all kinds changes nothing.
 		for _, frames := range [][][]byte{{}, {{}}, {[]byte("hello")}, {[]byte("NixlMsgGuard")}, {[]byte("NixlMsgGuard"), []byte("None")},
 			{[]byte("NixlMsgGuard"), []byte("12"), []byte("127.0.0.1")}, {[]byte("ABORT")}, {[]byte("ABORT"), []byte("x")}, {[]byte("WATERMARK"), []byte("1")}} {

@@ -46,10 +46,10 @@ func (m *Manager) tellStatus(to wire.Endpoint, s *wire.KVStatus) {
 		m.log.Error("encoding a status", zap.Error(err), zap.Uint64("room", uint64(s.Room)))
 		return
 	}
-	m.send(to, s.Room, frames)
+	m.send(to, s.Room, frames, tellTimeout)
 }
 
-func (m *Manager) tellAck(id nixlkv.Room, a ackTarget) {
+func (m *Manager) tellAck(id nixlkv.Room, a ackTarget, timeout time.Duration) {
 	var enc wire.Encoder
 	frames, err := enc.AbortAck(&wire.AbortAck{Room: id, PrefillRank: m.rank, Generation: a.generation, HasGeneration: a.hasGeneration})
 	if err != nil {
@@ -57,12 +57,12 @@ func (m *Manager) tellAck(id nixlkv.Room, a ackTarget) {
 		return
 	}
 	m.stats.acks.Add(1)
-	m.send(a.to, id, frames)
+	m.send(a.to, id, frames, timeout)
 }
 
 // send queues a message to a decode. It never blocks; a message that cannot be sent in time
 // is counted and logged, for the decode is then gone or stuck and finds out by itself.
-func (m *Manager) send(to wire.Endpoint, id nixlkv.Room, frames [][]byte) {
+func (m *Manager) send(to wire.Endpoint, id nixlkv.Room, frames [][]byte, timeout time.Duration) {
 	failed := func(err error) {
 		m.stats.untold.Add(1)
 		m.logLimited("could not tell a decode", zap.Stringer("decode", to), zap.Uint64("room", uint64(id)), zap.Error(err))
@@ -72,7 +72,7 @@ func (m *Manager) send(to wire.Endpoint, id nixlkv.Room, frames [][]byte) {
 		failed(err)
 		return
 	}
-	msg := control.Message{To: e, Frames: frames, Deadline: time.Now().Add(tellTimeout)}
+	msg := control.Message{To: e, Frames: frames, Deadline: time.Now().Add(timeout)}
 	if err := m.ctl.SendAsync(msg, func(_ uint64, err error) {
 		if err != nil {
 			failed(err)

@@ -325,6 +325,11 @@ func (w *worker) postAux(r *room, d *dest, c *chunk) (err error) {
 func (w *worker) fly(f *flight, create func() error) error {
 	r := f.room
 	r.mu.Lock()
+	if r.failure != nil { // it failed while this was being built
+		defer r.mu.Unlock()
+		w.m.reuse(f)
+		return r.failure
+	}
 	r.inFlight++
 	r.mu.Unlock()
 	if err := create(); err != nil {
@@ -343,7 +348,8 @@ func (w *worker) fly(f *flight, create func() error) error {
 		r.mu.Unlock()
 		return errors.Join(err, rel)
 	}
-	if st, err := f.t.Status(); st == nixl.InProgress && err == nil {
+	// Whatever else it says: in progress is not settled.
+	if st, _ := f.t.Status(); st == nixl.InProgress {
 		w.m.landing.add(f)
 		return nil
 	}
@@ -374,7 +380,7 @@ func (r *room) numberedChunks() int {
 
 // peerFailed lets go of a peer whose connection is broken; its next room has it loaded anew.
 func (m *Manager) peerFailed(d *dest, err error) {
-	if d.lease != nil && errors.Is(err, nixl.ErrPeerLost) {
+	if d.lease != nil && (errors.Is(err, nixl.ErrPeerLost) || errors.Is(err, nixl.ErrStale)) {
 		d.lease.MarkStale(err)
 	}
 }

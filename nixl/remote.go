@@ -24,6 +24,17 @@ type Remote struct {
 	dropped     bool         // the engine has forgotten a lost peer; guarded by a.loading
 }
 
+// MetadataName tells whose metadata it is, without loading it: a caller who expects that of
+// a certain peer checks before Load replaces what is known of another.
+func (a *Agent) MetadataName(metadata []byte) (string, error) {
+	if err := a.enter(); err != nil {
+		return "", a.fail("metadata name", "", err)
+	}
+	defer a.leave()
+	name, err := a.raw.MetadataName(metadata)
+	return name, a.fail("metadata name", "", err)
+}
+
 // Load reads a peer's metadata, as its LocalMetadata gave it. The lists and transfers made
 // with it reach the memory that was registered then.
 //

@@ -164,6 +164,9 @@ func (a *agent) LocalMetadata() ([]byte, error) {
 	return append([]byte(nil), cbytes(data, int(size))...), nil
 }
 
+// MetadataName implements engine.Agent.
+func (a *agent) MetadataName(metadata []byte) (string, error) { return checkMetadata(metadata) }
+
 // LoadRemote implements engine.Agent. The handle is the peer's name as a C string.
 func (a *agent) LoadRemote(metadata []byte) (engine.Remote, string, error) {
 	agent, err := checkMetadata(metadata)

@@ -66,6 +66,15 @@ var ErrOtherHost = fmt.Errorf("this engine reaches only agents on its own host: 
 
 var errInvalidated = fmt.Errorf("metadata was invalidated: %w", engine.ErrNotFound)
 
+// MetadataName implements engine.Agent.
+func (a *Agent) MetadataName(b []byte) (string, error) {
+	m, err := parseMetadata(b)
+	if err != nil {
+		return "", fmt.Errorf("embedded: metadata: %w: %w", err, engine.ErrInvalidParam)
+	}
+	return m.name, nil
+}
+
 // LoadRemote implements engine.Agent. Metadata that is older than what is loaded of the
 // same agent changes nothing. Metadata of another agent with the same name replaces the
 // former, as after a restart: requests to that end with engine.ErrPeerLost.

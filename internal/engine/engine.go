@@ -174,6 +174,8 @@ type Agent interface {
 
 	// LocalMetadata is what a peer needs to reach this agent's registered memory.
 	LocalMetadata() ([]byte, error)
+	// MetadataName tells whose metadata it is, as far as can be told without loading it.
+	MetadataName(metadata []byte) (string, error)
 	// LoadRemote reads a peer's metadata. Loading the same peer again updates it and gives
 	// a second handle; each must be forgotten. A name that comes with an error says that
 	// nothing is loaded under it any more, whatever was before.
