@@ -1,0 +1,105 @@
+package interop
+
+// rankConfig is the configuration of one rank, as examples/kvpeer documents it.
+type rankConfig struct {
+	Role           string            `json:"role"`
+	BootstrapPort  int               `json:"bootstrap_port,omitempty"`
+	ServeBootstrap bool              `json:"serve_bootstrap"`
+	IsMLA          bool              `json:"is_mla,omitempty"`
+	TPSize         int               `json:"tp_size,omitempty"`
+	Env            map[string]string `json:"env,omitempty"`
+	FillSeed       string            `json:"fill_seed,omitempty"`
+	KV             kvConfig          `json:"kv"`
+	Parallel       parallelConfig    `json:"parallel"`
+	KVArgs         kvArgsConfig      `json:"kv_args"`
+
+	// SGLang's peers alone.
+	Source  string `json:"sglang_src,omitempty"`
+	Version string `json:"version,omitempty"`
+}
+
+type kvConfig struct {
+	PageSize     int      `json:"page_size"`
+	ItemLens     []int    `json:"item_lens"`
+	NumSlots     int      `json:"num_slots"`
+	MemKinds     []string `json:"mem_kinds,omitempty"`
+	LayerIDs     []int    `json:"layer_ids,omitempty"`
+	KVHeads      int      `json:"kv_head_num"`
+	TotalKVHeads int      `json:"total_kv_head_num"`
+	AuxItemLens  []int    `json:"aux_item_lens"`
+	AuxSlots     int      `json:"aux_slots"`
+}
+
+type parallelConfig struct {
+	AttnTPSize int `json:"attn_tp_size,omitempty"`
+	AttnTPRank int `json:"attn_tp_rank,omitempty"`
+	TPSize     int `json:"tp_size,omitempty"`
+	AttnCPSize int `json:"attn_cp_size,omitempty"`
+	AttnCPRank int `json:"attn_cp_rank,omitempty"`
+	PPSize     int `json:"pp_size,omitempty"`
+	PPRank     int `json:"pp_rank,omitempty"`
+}
+
+type kvArgsConfig struct {
+	EngineRank int `json:"engine_rank,omitempty"`
+	PPRank     int `json:"pp_rank,omitempty"`
+	StartLayer int `json:"prefill_start_layer,omitempty"`
+	EndLayer   int `json:"prefill_end_layer,omitempty"`
+}
+
+// The names of variables that both sides read.
+const (
+	envBootstrapTimeout = "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"
+	envAllCPRanks       = "SGLANG_DISAGGREGATION_ALL_CP_RANKS_TRANSFER"
+)
+
+// regions gives a KV configuration with so many regions of so many bytes a page.
+func regions(n, itemLen int) kvConfig {
+	c := kvConfig{PageSize: 4, NumSlots: 128, KVHeads: 1, TotalKVHeads: 1, AuxItemLens: []int{64, 40}, AuxSlots: 64}
+	for range n {
+		c.ItemLens = append(c.ItemLens, itemLen)
+	}
+	return c
+}
+
+func (c kvConfig) layers(ids ...int) kvConfig {
+	c.LayerIDs = ids
+	return c
+}
+
+// kinds gives all regions one memory kind.
+func (c kvConfig) kinds(kind string) kvConfig {
+	c.MemKinds = nil
+	for range c.ItemLens {
+		c.MemKinds = append(c.MemKinds, kind)
+	}
+	return c
+}
+
+// tp is rank r of n attention TP ranks that have a cache each.
+func (c rankConfig) tp(r, n int) rankConfig {
+	c.TPSize = n
+	c.Parallel.AttnTPSize, c.Parallel.AttnTPRank, c.Parallel.TPSize = n, r, n
+	c.KVArgs.EngineRank = r
+	return c
+}
+
+// cp is rank r of n context-parallel ranks; the server counts them as TP ranks.
+func (c rankConfig) cp(r, n int) rankConfig {
+	c.TPSize = n
+	c.Parallel.AttnCPSize, c.Parallel.AttnCPRank, c.Parallel.TPSize = n, r, n
+	c.KVArgs.EngineRank = r
+	return c
+}
+
+// pp is stage r of n, of the layers from start up to end.
+func (c rankConfig) pp(r, n, start, end int) rankConfig {
+	c.Parallel.PPSize, c.Parallel.PPRank = n, r
+	c.KVArgs.PPRank, c.KVArgs.StartLayer, c.KVArgs.EndLayer = r, start, end
+	return c
+}
+
+func (c rankConfig) env(name, value string) rankConfig {
+	c.Env = map[string]string{name: value}
+	return c
+}

@@ -1,0 +1,280 @@
+package interop
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const (
+	// startPatience is how long a rank may take to be ready; a loaded machine is slow to load
+	// NIXL.
+	startPatience = 90 * time.Second
+	// exitPatience is how long it may take to exit.
+	exitPatience = 20 * time.Second
+	// tailLines of a rank's log are shown when a test fails.
+	tailLines = 15
+)
+
+// event is what a rank tells; the fields that an event does not have are zero.
+type event struct {
+	Event  string  `json:"event"`
+	Room   *uint64 `json:"room"`
+	Status string  `json:"status"`
+
+	Error   string `json:"error"`
+	Message string `json:"message"`
+
+	KVSHA256    string   `json:"kv_sha256"`
+	AuxSHA256   string   `json:"aux_sha256"`
+	StateSHA256 []string `json:"state_sha256"`
+
+	DecodePrefixLen int `json:"decode_prefix_len"`
+	Bytes           int `json:"bytes"`
+
+	RankPort int    `json:"rank_port"`
+	LocalIP  string `json:"local_ip"`
+
+	RequestStatus map[string]string `json:"request_status"`
+	Failures      map[string]string `json:"failures"`
+	Peers         []string          `json:"peers"`
+	Held          int               `json:"held"`
+}
+
+// about says whether the event is about a room, or about none.
+func (e event) about(room uint64) bool { return e.Room == nil || *e.Room == room }
+
+// process is a rank, as a process of its own.
+type process struct {
+	name   string
+	native bool // this library, not SGLang
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	log    string        // path
+	exited chan struct{} // closed when the process has ended and everything it told is here
+
+	mu      sync.Mutex
+	events  []event       // told and not taken
+	changed chan struct{} // closed and replaced at every event
+
+	ready event
+}
+
+// startRank starts a rank: this library's, or with a release SGLang's. It ends with the test.
+// dir is for its files; the pipeline stages of SGLang find each other there.
+func startRank(t *testing.T, env environment, r *release, dir, name string, c rankConfig) *process {
+	t.Helper()
+	if r != nil {
+		c.Source, c.Version = r.src, r.String()
+	}
+	b, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, name+".json")
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := &process{name: name, native: r == nil, log: filepath.Join(dir, name+".log"), exited: make(chan struct{}), changed: make(chan struct{})}
+	if p.native {
+		p.cmd = exec.Command(env.kvpeer, "-engine", "native", path)
+	} else {
+		p.name += " (SGLang " + r.String() + ")"
+		p.cmd = exec.Command(env.python, "../testdata/peer/sglang_peer.py", path)
+	}
+	// Proxies are for the world outside; SGLang would ask them for its neighbours.
+	p.cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1", "no_proxy=*", "NO_PROXY=*")
+	if err := p.start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.end(t) })
+	return p
+}
+
+// start starts the process, and a goroutine that reads its events until it ends. The system
+// kills the process when that goroutine's thread ends, which is locked for as long: a test
+// that panics or is killed leaves nothing behind.
+func (p *process) start() error {
+	log, err := os.Create(p.log)
+	if err != nil {
+		return err
+	}
+	p.cmd.Stderr = log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
+		return err
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		defer log.Close()
+		err := p.cmd.Start()
+		started <- err
+		if err != nil {
+			return
+		}
+		lines := bufio.NewScanner(out)
+		lines.Buffer(nil, 1<<20)
+		for lines.Scan() {
+			var e event
+			if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+				e = event{Event: "exception", Error: "no event", Message: lines.Text()}
+			}
+			p.told(e)
+		}
+		_, _ = io.Copy(io.Discard, out)
+		_ = p.cmd.Wait() // the exit code is in ProcessState
+		close(p.exited)
+	}()
+	return <-started
+}
+
+func (p *process) told(e event) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.events = append(p.events, e)
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// tell sends a command.
+func (p *process) tell(t *testing.T, command map[string]any) {
+	t.Helper()
+	b, err := json.Marshal(command)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.stdin.Write(append(b, '\n')); err != nil {
+		t.Fatalf("%s does not take commands: %v", p.name, err)
+	}
+}
+
+// take waits for an event that is wanted and takes it.
+func (p *process) take(ctx context.Context, what string, wanted func(event) bool) (event, error) {
+	for ended := false; ; {
+		p.mu.Lock()
+		changed := p.changed
+		i := slices.IndexFunc(p.events, wanted)
+		if i >= 0 {
+			e := p.events[i]
+			p.events = slices.Delete(p.events, i, i+1)
+			p.mu.Unlock()
+			return e, nil
+		}
+		p.mu.Unlock()
+		if ended {
+			return event{}, fmt.Errorf("%s ended (%v) before it told %s", p.name, p.cmd.ProcessState, what)
+		}
+		select {
+		case <-changed:
+		case <-p.exited:
+			ended = true // it may have told something last
+		case <-ctx.Done():
+			return event{}, fmt.Errorf("%s did not tell %s: %w", p.name, what, context.Cause(ctx))
+		}
+	}
+}
+
+// takeOf takes the next event of a name, or about a room what the rank did not expect.
+func (p *process) takeOf(ctx context.Context, name string, room *uint64) (event, error) {
+	what := name
+	if room != nil {
+		what = fmt.Sprintf("%s of room %d", name, *room)
+	}
+	e, err := p.take(ctx, what, func(e event) bool {
+		return (e.Event == name || e.Event == "exception") && (room == nil || e.about(*room))
+	})
+	if err == nil && e.Event != name {
+		err = fmt.Errorf("%s did not tell %s but %s: %s", p.name, what, e.Error, e.Message)
+	}
+	return e, err
+}
+
+// forget drops what is left of a case, whose room numbers may come again.
+func (p *process) forget(c *testCase) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.events = slices.DeleteFunc(p.events, func(e event) bool {
+		return slices.ContainsFunc(c.rooms, func(r room) bool { return e.Room != nil && *e.Room == r.number })
+	})
+}
+
+// ask sends a command and gives its answer.
+func (p *process) ask(t *testing.T, answer string, command map[string]any) event {
+	t.Helper()
+	p.tell(t, command)
+	ctx, cancel := context.WithTimeout(t.Context(), exitPatience)
+	defer cancel()
+	e, err := p.takeOf(ctx, answer, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// waitReady waits until the rank takes commands.
+func (p *process) waitReady(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), startPatience)
+	defer cancel()
+	e, err := p.takeOf(ctx, "ready", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.ready = e
+}
+
+// exit asks the rank to exit, and fails the test unless it does so with code 0.
+func (p *process) exit(t *testing.T) {
+	t.Helper()
+	p.tell(t, map[string]any{"cmd": "exit"})
+	select {
+	case <-p.exited:
+	case <-time.After(exitPatience):
+		t.Errorf("%s has not exited after %v", p.name, exitPatience)
+		return
+	}
+	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("%s exited with %v", p.name, p.cmd.ProcessState)
+	}
+}
+
+// kill ends the rank without asking it.
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill() // fails if it has ended
+	<-p.exited
+}
+
+// end kills what has not exited, and shows the end of the log if the test has failed.
+func (p *process) end(t *testing.T) {
+	_ = p.stdin.Close()
+	p.kill()
+	if !t.Failed() {
+		return
+	}
+	b, err := os.ReadFile(p.log)
+	if err != nil {
+		t.Log(err)
+		return
+	}
+	lines := slices.Collect(strings.Lines(string(bytes.TrimSpace(b))))
+	t.Logf("log of %s, %d lines, the last ones:\n%s", p.name, len(lines), strings.Join(lines[max(0, len(lines)-tailLines):], ""))
+}

@@ -1,0 +1,150 @@
+package interop
+
+import (
+	"fmt"
+	"regexp"
+	"time"
+)
+
+// setup is a prefill and a decode, rank by rank, and the cases that they are put through, one
+// after another. What the cases have in common they share: starting a rank takes seconds.
+type setup struct {
+	name    string
+	prefill []rankConfig
+	decode  []rankConfig
+	cases   []testCase
+
+	// since is the first release whose own pair can do it, 0 if all can. This library must do it
+	// with older decodes too; the right answer is then that of since.
+	since int
+	// sglang names prefill ranks that are SGLang's beside this library's; golden is then the
+	// setup that has the right answers, with all ranks SGLang's.
+	sglang []int
+	golden string
+}
+
+// answers names the setup that has the right answers.
+func (s *setup) answers() string {
+	if s.golden != "" {
+		return s.golden
+	}
+	return s.name
+}
+
+// isSGLang says whether a prefill rank is SGLang's.
+func (s *setup) isSGLang(rank int) bool {
+	for _, r := range s.sglang {
+		if r == rank {
+			return true
+		}
+	}
+	return false
+}
+
+// testCase is some rooms, side by side.
+type testCase struct {
+	name  string
+	rooms []room
+	// foreign are messages that the prefill's control sockets get first. SGLang's prefill does
+	// not survive them, so it is spared.
+	foreign [][]string
+	// want says what is right where it is not what SGLang does; such a case is for this
+	// library's prefill alone.
+	want func(decode release) want
+}
+
+// room is a request.
+type room struct {
+	number uint64
+	// send are the prefill's pages, a chunk each; nil if the prefill never opens the room.
+	send [][]int32
+	aux  int
+	// to are the decode's pages, and toRank those of each decode rank where they differ.
+	to     []int32
+	toRank [][]int32
+	toAux  int
+	// prefix is what the decode has already, in tokens.
+	prefix int
+	// prefillOnly: the decode never opens it.
+	prefillOnly bool
+	// gap is between the chunks, and after the last.
+	gap time.Duration
+	// abort says which side gives up, "prefill" or "decode", once they have met.
+	abort string
+}
+
+// pagesAt gives the destination pages of a decode rank.
+func (r *room) pagesAt(rank int) []int32 {
+	if r.toRank != nil {
+		return r.toRank[rank]
+	}
+	return r.to
+}
+
+// want is how a room must end on either side, where that is not for SGLang to say.
+type want struct {
+	prefill, decode string // statuses; "": the side does not open the room
+	// prefillReason and decodeReason match the messages of a failure.
+	prefillReason, decodeReason string
+}
+
+// outcome is what comes of a room at one rank. A prefill has no digests.
+type outcome struct {
+	Status string   `json:"status"`
+	KV     string   `json:"kv,omitempty"`
+	Aux    string   `json:"aux,omitempty"`
+	State  []string `json:"state,omitempty"`
+
+	message string
+}
+
+// result is what comes of a case: the outcome of each room at each rank.
+type result struct {
+	Prefill [][]outcome `json:"prefill"` // by rank, then by room
+	Decode  [][]outcome `json:"decode"`
+}
+
+// against lists in what a result differs from the right one.
+func (got result) against(right result) []string {
+	return append(differences("prefill", got.Prefill, right.Prefill), differences("decode", got.Decode, right.Decode)...)
+}
+
+func differences(side string, got, right [][]outcome) (diff []string) {
+	if len(got) != len(right) {
+		return []string{fmt.Sprintf("%d %s ranks, want %d", len(got), side, len(right))}
+	}
+	for rank := range got {
+		if len(got[rank]) != len(right[rank]) {
+			diff = append(diff, fmt.Sprintf("%s rank %d: %d rooms, want %d", side, rank, len(got[rank]), len(right[rank])))
+			continue
+		}
+		for i, g := range got[rank] {
+			if w := right[rank][i]; g.key() != w.key() {
+				diff = append(diff, fmt.Sprintf("%s rank %d, room %d of the case: %s %s, want %s", side, rank, i, g.key(), g.message, w.key()))
+			}
+		}
+	}
+	return diff
+}
+
+func (o outcome) key() string {
+	return fmt.Sprint(o.Status, " KV ", o.KV, " aux ", o.Aux, " state ", o.State)
+}
+
+// against lists where a result differs from what a case wants.
+func (w want) against(got result) (diff []string) {
+	for side, x := range map[string]struct {
+		ranks          [][]outcome
+		status, reason string
+	}{"prefill": {got.Prefill, w.prefill, w.prefillReason}, "decode": {got.Decode, w.decode, w.decodeReason}} {
+		reason := regexp.MustCompile(x.reason)
+		for rank, rooms := range x.ranks {
+			for i, o := range rooms {
+				if o.Status != x.status || !reason.MatchString(o.message) {
+					diff = append(diff, fmt.Sprintf("%s rank %d, room %d of the case: %q %s, want %q /%s/", side, rank, i, o.Status, o.message, x.status, x.reason))
+				}
+			}
+		}
+	}
+	return diff
+}
