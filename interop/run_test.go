@@ -49,7 +49,7 @@ func startPair(t *testing.T, env environment, s *setup, prefillToo bool, r relea
 		c.Role, c.BootstrapPort, c.ServeBootstrap = "prefill", p.port, i == 0
 		c.FillSeed = fmt.Sprintf("p%d", i)
 		var impl *release
-		if prefillToo || s.isSGLang(i) {
+		if prefillToo || slices.Contains(s.sglang, i) {
 			impl = &r
 		}
 		p.prefill = append(p.prefill, startRank(t, env, impl, dir, fmt.Sprintf("prefill%d", i), c))

@@ -31,16 +31,6 @@ func (s *setup) answers() string {
 	return s.name
 }
 
-// isSGLang says whether a prefill rank is SGLang's.
-func (s *setup) isSGLang(rank int) bool {
-	for _, r := range s.sglang {
-		if r == rank {
-			return true
-		}
-	}
-	return false
-}
-
 // testCase is some rooms, side by side.
 type testCase struct {
 	name  string

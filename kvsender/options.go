@@ -111,6 +111,12 @@ func WithHostVRAM() Option {
 	return func(c *config) { c.agentOptions = append(c.agentOptions, nixl.WithHostVRAM()) }
 }
 
+// WithAgentOptions refines the manager's NIXL agent: nixl.WithProgressDelay, for one, where an
+// idle agent's progress thread must not keep a core busy.
+func WithAgentOptions(opts ...nixl.AgentOption) Option {
+	return func(c *config) { c.agentOptions = append(c.agentOptions, opts...) }
+}
+
 // WithListen sets the address that the control socket binds to, and its port, 0 for any.
 // The default is 127.0.0.1: a prefill that serves other hosts names its own address.
 func WithListen(host string, port int) Option {

@@ -135,9 +135,7 @@ func TestLayoutRefused(t *testing.T) {
 		{func(l *Layout) { l.Ranks.DPRank = 2 }, "Ranks.DPRank", nixlkv.ErrTopology, "got 2"},
 		{func(l *Layout) { l.Ranks.SystemDPRank = 1 }, "Ranks.SystemDPRank", nixlkv.ErrTopology, "got 1"},
 		{func(l *Layout) { l.Ranks.DCPRank = 1 }, "Ranks.DCPRank", nixlkv.ErrTopology, "got 1"},
-		{func(l *Layout) { l.Ranks.EngineRank = 4 }, "Ranks.EngineRank", nixlkv.ErrTopology, "0 to 3, got 4"},
 		{func(l *Layout) { l.Ranks.ServerTP, l.Ranks.EngineRank = 0, -1 }, "Ranks.EngineRank", nixlkv.ErrTopology, "got -1"},
-		{func(l *Layout) { l.Ranks.EngineRank = 2 }, "Ranks.EngineRank", nixlkv.ErrTopology, "TPRank 1 modulo TP 2"},
 		{func(l *Layout) { l.Ranks.ServerTP = 5 }, "Ranks.ServerTP", nixlkv.ErrTopology, "multiple of TP 2"},
 		{func(l *Layout) { l.Ranks.CP, l.Ranks.PP = 1<<10, 1<<10 }, "Ranks", nixlkv.ErrTopology, "65536 ranks"},
 

@@ -36,16 +36,10 @@ func (r Ranks) SourceRank() int {
 	return wire.SourceRank(r.PPRank, r.ServerTP, r.EngineRank)
 }
 
-// engineRanks bounds the engine rank: by the server's TP size, where that was told.
-func (r Ranks) engineRanks(told int) int {
-	if told == 0 {
-		return maxRanks
-	}
-	return r.ServerTP
-}
-
 // validate checks sizes, then ranks, then how they go together; what depends on something
 // that is wrong already is not checked.
+// The engine rank is only a name: SGLang starts, and sends, with one that does not fit the
+// attention TP rank, and so does this library.
 func (r Ranks) validate(p *problems) {
 	before := p.count()
 	for _, s := range []struct {
@@ -69,7 +63,7 @@ func (r Ranks) validate(p *problems) {
 	}{
 		{"TPRank", n.TPRank, n.TP}, {"CPRank", n.CPRank, n.CP}, {"PPRank", n.PPRank, n.PP},
 		{"DPRank", n.DPRank, n.DP}, {"SystemDPRank", n.SystemDPRank, n.SystemDP},
-		{"DCPRank", n.DCPRank, n.DCP}, {"EngineRank", n.EngineRank, n.engineRanks(r.ServerTP)},
+		{"DCPRank", n.DCPRank, n.DCP}, {"EngineRank", n.EngineRank, maxRanks},
 	} {
 		if s.rank < 0 || s.rank >= s.size {
 			p.add("Ranks."+s.name, nixlkv.ErrTopology, "expected 0 to %d, got %d", s.size-1, s.rank)
@@ -81,14 +75,5 @@ func (r Ranks) validate(p *problems) {
 	}
 	if n.ServerTP%n.TP != 0 {
 		p.add("Ranks.ServerTP", nixlkv.ErrTopology, "expected a multiple of TP %d, got %d", n.TP, n.ServerTP)
-	}
-	if p.count() > before {
-		return
-	}
-	// Attention TP is the innermost axis of the server's TP group. The head slices of a transfer
-	// go by one number, the ranks it is addressed to by the other. Where the group is not told
-	// the engine rank is only a name.
-	if r.ServerTP != 0 && n.EngineRank%n.TP != n.TPRank {
-		p.add("Ranks.EngineRank", nixlkv.ErrTopology, "expected TPRank %d modulo TP %d, got %d", n.TPRank, n.TP, n.EngineRank)
 	}
 }
