@@ -25,9 +25,9 @@ const (
 )
 
 // FromEnv gives the options that operators have set for SGLang in the environment.
-// SGLANG_DISAGG_STAGING_BUFFER, where it is on, is an error that wraps
-// nixlkv.ErrUnsupported: this library has no staging buffers. So is, wrapping
-// nixlkv.ErrMalformed, a value that SGLang would not take.
+// SGLANG_DISAGG_STAGING_BUFFER, where it is on, makes NewManager fail with a *StagingError:
+// this library has no staging buffers. A value that SGLang would not take is an error that
+// wraps nixlkv.ErrMalformed.
 func FromEnv() ([]Option, error) { return fromEnv(os.LookupEnv) }
 
 func fromEnv(lookup func(string) (string, bool)) ([]Option, error) {
@@ -53,8 +53,8 @@ func fromEnv(lookup func(string) (string, bool)) ([]Option, error) {
 	if e.bool(EnvForceQuery) {
 		opts = append(opts, WithForceQuery())
 	}
-	if e.bool(EnvStagingBuffer) && e.err == nil {
-		e.err = fmt.Errorf("kvsender: %w: staging buffers: %s is on", nixlkv.ErrUnsupported, EnvStagingBuffer)
+	if e.bool(EnvStagingBuffer) {
+		opts = append(opts, WithStagingBuffer(0))
 	}
 	if e.err != nil {
 		return nil, e.err

@@ -83,6 +83,9 @@ func NewManager(ctx context.Context, layout *registry.Layout, opts ...Option) (*
 	if err := layout.Validate(); err != nil {
 		return nil, fmt.Errorf("kvsender: %w", err)
 	}
+	if cfg.staging {
+		return nil, checkStaging(layout, cfg.stagingChunk)
+	}
 	m := &Manager{
 		cfg: cfg, log: cfg.log, layout: layout,
 		rank: layout.Ranks.PrefillRank(), source: layout.Ranks.SourceRank(),

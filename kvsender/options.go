@@ -66,6 +66,8 @@ type config struct {
 	settleTimeout    time.Duration
 	closeTimeout     time.Duration
 	workers          int
+	staging          bool
+	stagingChunk     int
 	threadInit       func() error
 	limits           Limits
 	wireLimits       wire.Limits

@@ -479,7 +479,8 @@ func TestFromEnv(t *testing.T) {
 		{map[string]string{EnvNIXLParams: `[]`}, nixlkv.ErrMalformed, 0},
 		{map[string]string{EnvBootstrapTimeout: "soon"}, nixlkv.ErrMalformed, 0},
 		{map[string]string{EnvAllCPRanks: "maybe"}, nixlkv.ErrMalformed, 0},
-		{map[string]string{EnvStagingBuffer: "true"}, nixlkv.ErrUnsupported, 0},
+		{map[string]string{EnvStagingBuffer: "true"}, nil, 1},
+		{map[string]string{EnvStagingBuffer: "perhaps"}, nixlkv.ErrMalformed, 0},
 	} {
 		opts, err := fromEnv(func(k string) (string, bool) { v, ok := tc.env[k]; return v, ok })
 		if !errors.Is(err, tc.want) || len(opts) != tc.n {
