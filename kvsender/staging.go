@@ -25,7 +25,7 @@ func WithStagingBuffer(chunkTokens int) Option {
 }
 
 // checkStaging refuses staging buffers. The reasons before the last are those of SGLang
-// (StagingManagerMixin in common/staging_buffer.py and its callers).
+// (StagingManagerMixin in common/staging_handler.py and its users).
 func checkStaging(l *registry.Layout, chunkTokens int) error {
 	r := l.Ranks.Normalized()
 	switch {
