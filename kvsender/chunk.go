@@ -34,14 +34,22 @@ func checkPages(plan *peerPlan, c chunkPages) error {
 	if len(c.src) == 0 {
 		return nil
 	}
-	if len(plan.segments) == 0 {
-		return fmt.Errorf("%w: Missing NIXL source KV memory kind: this rank has no KV regions, but %d pages are sent", nixlkv.ErrMissingMemoryKind, len(c.src))
+	if err := plan.hasRegions(len(c.src)); err != nil {
+		return err
 	}
 	src, dst := plan.limits()
 	if err := checkRange("source", c.src, src); err != nil {
 		return err
 	}
 	return checkRange("destination", c.dst, dst)
+}
+
+// hasRegions refuses pages where this rank has none to send them from.
+func (p *peerPlan) hasRegions(pages int) error {
+	if len(p.segments) == 0 {
+		return fmt.Errorf("%w: Missing NIXL source KV memory kind: this rank has no KV regions, but %d pages are sent", nixlkv.ErrMissingMemoryKind, pages)
+	}
+	return nil
 }
 
 // checkRange checks pages against their number, which is at most 2^31 - 1.

@@ -18,7 +18,7 @@ import (
 // rooms of the peer that sent it.
 func (m *Manager) receive(frames [][]byte) {
 	<-m.listening // the socket receives before it is ours to answer from
-	msg, err := wire.ParseAtPrefill(frames, m.cfg.wireLimits)
+	msg, err := wire.ParseAtPrefill(frames, wire.Limits{})
 	if err != nil {
 		m.refused(err)
 		return
@@ -71,7 +71,7 @@ func (m *Manager) failAnnounced(fe *wire.FrameError, err error) {
 		r.fail(err)
 	}
 	if !fe.From.IsZero() {
-		m.tellStatus(fe.From, &wire.KVStatus{Room: fe.Room, Status: wire.PollFailed, PrefillRank: m.rank, Reason: err.Error()})
+		m.tellFailure(fe.From, fe.Room, err)
 	}
 }
 
@@ -81,7 +81,7 @@ func (m *Manager) announced(meta *wire.Metadata) {
 		r, err := m.roomFor(meta.Room)
 		if err != nil {
 			m.logLimited("refused a room", zap.Error(err))
-			m.tellStatus(meta.From, &wire.KVStatus{Room: meta.Room, Status: wire.PollFailed, PrefillRank: m.rank, Reason: err.Error()})
+			m.tellFailure(meta.From, meta.Room, err)
 			return
 		}
 		if m.announce(r, meta) {
@@ -101,7 +101,7 @@ func (m *Manager) announce(r *room, meta *wire.Metadata) bool {
 	if r.status.Ended() {
 		if r.status == nixlkv.Failed && !r.knows(meta.Agent) {
 			// A decode that comes late to a room that has failed meanwhile.
-			m.tellStatus(meta.From, &wire.KVStatus{Room: r.id, Status: wire.PollFailed, PrefillRank: m.rank, Reason: r.failure.Error()})
+			m.tellFailure(meta.From, r.id, r.failure)
 			return true
 		}
 		// The number is used again while the old room was not closed yet. The old sender keeps
@@ -117,7 +117,7 @@ func (m *Manager) announce(r *room, meta *wire.Metadata) bool {
 	}
 	if err := r.addMetadata(meta); errors.Is(err, errIntruder) {
 		m.stats.dropped.Add(1)
-		m.tellStatus(meta.From, &wire.KVStatus{Room: r.id, Status: wire.PollFailed, PrefillRank: m.rank, Reason: err.Error()})
+		m.tellFailure(meta.From, r.id, err)
 		return true
 	} else if err != nil {
 		r.fail(err)

@@ -159,18 +159,18 @@ func (m *Manager) backendParams() map[string]string {
 func regionsOf(l *registry.Layout) []nixl.Region {
 	var regions []nixl.Region
 	for _, s := range l.Spans() {
-		mem, _ := memOf(s.Kind, 0)
-		regions = append(regions, nixl.Foreign(mem, uintptr(s.Base), s.Len, s.Device))
+		regions = append(regions, nixl.Foreign(memOf(s.Kind), uintptr(s.Base), s.Len, s.Device))
 	}
 	return regions
 }
 
-// memOf gives NIXL's kind and device of a memory kind: VRAM carries the device, DRAM 0.
-func memOf(k registry.Kind, gpu uint64) (nixl.Mem, uint64) {
+// memOf gives NIXL's kind of a memory kind. Devices are the plan's (deviceOf) and the
+// layout's (registry.Span).
+func memOf(k registry.Kind) nixl.Mem {
 	if k == registry.VRAM {
-		return nixl.VRAM, gpu
+		return nixl.VRAM
 	}
-	return nixl.DRAM, 0
+	return nixl.DRAM
 }
 
 // startThreads starts the threads that make native calls: the workers, the loader of peers,

@@ -8,7 +8,6 @@ import (
 
 	"github.com/nixlkv/nixlkv"
 	"github.com/nixlkv/nixlkv/bootstrap"
-	"github.com/nixlkv/nixlkv/internal/wire"
 	"github.com/nixlkv/nixlkv/nixl"
 )
 
@@ -70,7 +69,6 @@ type config struct {
 	stagingChunk     int
 	threadInit       func() error
 	limits           Limits
-	wireLimits       wire.Limits
 }
 
 func defaultConfig() config {

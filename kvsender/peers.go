@@ -282,8 +282,7 @@ func (t *peerTable) wireSegment(w *wiredPeer, s *segment) error {
 		return err
 	}
 	w.sources = append(w.sources, src)
-	mem, _ := memOf(s.dstKind, 0)
-	l, err := t.fill(mem, s.appendDestinationRuns(nil))
+	l, err := t.fill(memOf(s.dstKind), s.appendDestinationRuns(nil))
 	if err != nil {
 		return err
 	}
@@ -297,7 +296,7 @@ func (t *peerTable) wireSegment(w *wiredPeer, s *segment) error {
 
 // source gives the prepared list of a segment's source pages, sharing it where it can.
 func (t *peerTable) source(s *segment) (*source, error) {
-	mem, _ := memOf(s.srcKind, 0)
+	mem := memOf(s.srcKind)
 	runs := s.appendSourceRuns(nil)
 	for _, src := range t.sources {
 		if src.mem == mem && slices.Equal(src.runs, runs) {

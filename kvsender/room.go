@@ -72,7 +72,6 @@ type chunk struct {
 	offset int // of the first page in the destination lists
 	number int // by which notifications name it; -1 if it carries no pages
 	last   bool
-	state  [][]int32
 }
 
 // ackTarget is a decode that wants to know when nothing of a room is written any more.

@@ -39,6 +39,11 @@ func (m *Manager) tellEnd(r *room) {
 	}
 }
 
+// tellFailure tells a decode that is none of a room's that it will get nothing.
+func (m *Manager) tellFailure(to wire.Endpoint, id nixlkv.Room, reason error) {
+	m.tellStatus(to, &wire.KVStatus{Room: id, Status: wire.PollFailed, PrefillRank: m.rank, Reason: reason.Error()})
+}
+
 func (m *Manager) tellStatus(to wire.Endpoint, s *wire.KVStatus) {
 	var enc wire.Encoder // let go with the frames, which stay queued
 	frames, err := enc.KVStatus(s)

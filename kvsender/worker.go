@@ -161,10 +161,11 @@ func (w *worker) checkDest(r *room, d *dest) (err error) {
 	if len(pages) < r.plan.Pages {
 		return fmt.Errorf("%w: insufficient destination pages: %d for %d pages", nixlkv.ErrPageCount, len(pages), r.plan.Pages)
 	}
-	if r.plan.Pages > 0 && len(p.kv.segments) == 0 {
-		return fmt.Errorf("%w: Missing NIXL source KV memory kind: this rank has no KV regions, but %d pages are sent", nixlkv.ErrMissingMemoryKind, r.plan.Pages)
-	}
-	if _, limit := p.kv.limits(); r.plan.Pages > 0 {
+	if r.plan.Pages > 0 {
+		if err := p.kv.hasRegions(r.plan.Pages); err != nil {
+			return err
+		}
+		_, limit := p.kv.limits()
 		if err := checkRange("destination", pages, limit); err != nil {
 			return err
 		}
@@ -228,7 +229,7 @@ func (w *worker) postKV(r *room, d *dest, c *chunk) error {
 		if s.cheaperByDesc(len(pages.src), len(w.runs)) {
 			w.from, w.to = s.appendDescs(w.from[:0], w.to[:0], w.runs)
 			descs = len(w.from)
-			err = w.createByDesc(f, p, s, o)
+			err = w.flyLists(f, p.remote, memOf(s.srcKind), memOf(s.dstKind), o)
 		} else {
 			w.fromIdx, w.toIdx = s.appendIndices(w.fromIdx[:0], w.toIdx[:0], pages)
 			err = w.fly(f, func() error {
@@ -250,13 +251,6 @@ func (s *segment) bytes(pages int) uint64 {
 		n += s.pairs[i].len * s.pairs[i].rows
 	}
 	return n * uint64(pages)
-}
-
-// createByDesc posts the descriptors in w.from and w.to.
-func (w *worker) createByDesc(f *flight, p *wiredPeer, s *segment, o nixl.TransferOptions) error {
-	src, _ := memOf(s.srcKind, 0)
-	dst, _ := memOf(s.dstKind, 0)
-	return w.flyLists(f, p.remote, src, dst, o)
 }
 
 // flyLists posts a transfer between what w.from and w.to describe.

@@ -1,6 +1,7 @@
 package nixl
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"strings"
@@ -166,11 +167,11 @@ func (e *Engine) NewAgent(name string, opts ...AgentOption) (*Agent, error) {
 	}
 	e.mu.Unlock()
 	if closed {
-		return fail(firstOf(ErrClosed, a.raw.Destroy()))
+		return fail(errors.Join(ErrClosed, a.raw.Destroy()))
 	}
 	for _, b := range o.backends {
 		if _, err := a.CreateBackend(b.name, b.params); err != nil {
-			return nil, firstOf(err, a.Close())
+			return nil, errors.Join(err, a.Close())
 		}
 	}
 	if o.cfg.HostVRAM {

@@ -169,11 +169,3 @@ func closeAll(agents []*Agent) error {
 	}
 	return errors.Join(errs...)
 }
-
-// firstOf gives the error that matters, with the one of cleaning up behind it.
-func firstOf(err, cleanup error) error {
-	if cleanup == nil {
-		return err
-	}
-	return errors.Join(err, cleanup)
-}

@@ -1,7 +1,7 @@
 // Package cgo is the native engine: NVIDIA's NIXL through its C library
 // (libnixl_capi.so), which is loaded at run time.
 //
-// Nothing of NIXL is needed to build. The library is looked for by [Locate], opened and
+// Nothing of NIXL is needed to build. The library is looked for by [Open], opened and
 // resolved symbol by symbol with purego; symbols that an older release lacks stay unset
 // and their calls report [engine.ErrUnsupported].
 //

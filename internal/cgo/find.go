@@ -13,7 +13,7 @@ import (
 // LibraryName is the file that is looked for.
 const LibraryName = "libnixl_capi.so"
 
-// The variables that Locate obeys.
+// The variables that the search obeys.
 const (
 	EnvLibrary = "NIXLKV_NIXL_LIB" // the library's file or folder
 	EnvCache   = "NIXLKV_CACHE"    // the project's download cache
@@ -191,9 +191,9 @@ func unique(dirs []string) []string {
 	return out
 }
 
-// Locate gives the first place where the library's file exists, "libnixl_capi.so" alone
-// meaning that the dynamic linker shall find it, and hands each to try in turn until one
-// succeeds. The error lists every place.
+// locate hands each place to try in turn and gives the first that succeeds;
+// "libnixl_capi.so" alone means that the dynamic linker shall find it. The error lists every
+// place.
 func (s search) locate(try func(path string) error) (string, error) {
 	var tried []Tried
 	for _, c := range s.candidates() {

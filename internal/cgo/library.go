@@ -16,7 +16,7 @@ import (
 // Options configure Open. The zero value finds the library and calls it in the fastest
 // way that the build has.
 type Options struct {
-	Library  string // file or folder; empty: see Locate
+	Library  string // file or folder; empty: see search.candidates
 	LogLevel string // NIXL_LOG_LEVEL for this process: TRACE, DEBUG, INFO, WARN, ERROR, FATAL
 	Calls    string // "cgo", "purego", or empty for cgo where the build has it
 }
