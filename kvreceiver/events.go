@@ -1,0 +1,54 @@
+package kvreceiver
+
+import "github.com/nixlkv/nixlkv"
+
+// Event says that a room's status has changed.
+type Event struct {
+	Room     nixlkv.Room
+	Receiver *Receiver
+	Status   nixlkv.Status
+	Err      error // of a failed room
+}
+
+// noteChanged puts a room in the list that Poll fetches. The caller holds r.mu.
+func (m *Manager) noteChanged(r *room) {
+	if r.changed {
+		return
+	}
+	m.changedMu.Lock()
+	defer m.changedMu.Unlock()
+	if len(m.changedRooms) >= m.cfg.limits.DoneRooms {
+		m.changedLost = true
+		return
+	}
+	r.changed = true
+	m.changedRooms = append(m.changedRooms, r)
+}
+
+// Poll appends an event for every room whose status has changed since it was polled last, with
+// the status that it has now. It never blocks: it is for a scheduler's tick. A server that uses
+// Wait or Done instead need not call it; the list is bounded, and complete says whether rooms
+// were left out since the last call because it was full.
+func (m *Manager) Poll(dst []Event) (events []Event, complete bool) {
+	m.changedMu.Lock()
+	rooms := m.changedRooms
+	m.changedRooms, m.changedSpare = m.changedSpare[:0], nil
+	complete = !m.changedLost
+	m.changedLost = false
+	m.changedMu.Unlock()
+	for i, r := range rooms {
+		rooms[i] = nil
+		r.mu.Lock()
+		r.changed = false
+		e := Event{Room: r.id, Receiver: &Receiver{r}, Status: r.status}
+		if r.failure != nil {
+			e.Err = r.failure
+		}
+		r.mu.Unlock()
+		dst = append(dst, e)
+	}
+	m.changedMu.Lock()
+	m.changedSpare = rooms[:0]
+	m.changedMu.Unlock()
+	return dst, complete
+}

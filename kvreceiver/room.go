@@ -1,0 +1,338 @@
+package kvreceiver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/wire"
+)
+
+// room is one request at this rank. It is in the manager's table from Open to Close, and after
+// that among the lingering ones until its pages are released.
+//
+// Its methods are called with mu held, unless they say otherwise. A room sends messages and
+// reads its aux slot, and does no other I/O. Locks are taken in the order room, manager, link.
+type room struct {
+	m       *Manager
+	id      nixlkv.Room
+	dpRank  int
+	prefill *prefill
+
+	mu          sync.Mutex
+	stopConnect context.CancelCauseFunc // of the one Connect; nil before
+	targets     []*roomTarget
+	group       *group
+	ranks       []rankProgress // until track is there
+	track       *tracker       // from when the metadata goes out
+	dest        Destination
+	asked       bool // the prefill was asked to tell when it has computed the room
+	published   bool
+	open        bool        // the metadata went out: messages for the number are this use's
+	timer       *time.Timer // waiting timeout
+	hold        *time.Timer // an earlier use of the number holds this one back
+	release     *time.Timer
+
+	status   nixlkv.Status
+	failure  *KVTransferError
+	abort    uint64 // generation of the ABORT that was sent; 0: none
+	acked    bool   // pages are released for certain
+	closed   bool
+	gone     bool // out of the table
+	changed  bool // in the manager's list of changed rooms
+	metrics  Metrics
+	ready    chan struct{} // closed once pages can be published, or never will be
+	done     chan struct{} // closed once ended
+	released chan struct{} // closed once pages are released, or it was waited long enough
+}
+
+// roomTarget is a prefill rank of a room.
+type roomTarget struct {
+	target
+	link       *link
+	out        *outgoing // the metadata, until they were sent
+	told       bool      // the metadata have reached the rank, or may have
+	generation uint64    // of the connection that something of the room went over
+	acked      bool      // the rank answered the ABORT
+}
+
+// advance gives the room a later status.
+func (r *room) advance(s nixlkv.Status) {
+	if r.status >= s || r.status.Ended() {
+		return
+	}
+	r.status = s
+	closeOnce(r.ready)
+	r.m.noteChanged(r)
+}
+
+// closeOnce closes a channel unless it is closed. Callers hold the room's lock.
+func closeOnce(c chan struct{}) {
+	select {
+	case <-c:
+	default:
+		close(c)
+	}
+}
+
+func stopTimer(t **time.Timer) {
+	if *t != nil {
+		(*t).Stop()
+		*t = nil
+	}
+}
+
+// end ends the room.
+func (r *room) end(s nixlkv.Status) {
+	r.status = s
+	r.metrics.Ended = time.Now()
+	stopTimer(&r.timer)
+	stopTimer(&r.hold)
+	r.dest = Destination{}
+	if r.stopConnect != nil {
+		r.stopConnect(nixlkv.ErrAborted)
+	}
+	closeOnce(r.ready)
+	closeOnce(r.done)
+	r.m.stats.ended(s)
+	r.m.noteChanged(r)
+}
+
+// fail records the first cause of failure and gives the room up: its prefill ranks are told at
+// once, whoever failed. Later causes are consequences.
+func (r *room) fail(cause error) {
+	if r.status.Ended() {
+		return
+	}
+	r.failure = r.transferError(cause)
+	r.end(nixlkv.Failed)
+	r.giveUp()
+	r.settle()
+}
+
+// transferError gives the room's error for its caller.
+func (r *room) transferError(cause error) *KVTransferError {
+	e := &KVTransferError{Room: r.id, Reason: cause.Error(), Peer: r.prefill.addr, Cause: cause}
+	var told *KVTransferError
+	if errors.As(cause, &told) {
+		*e = *told
+		e.Room, e.Peer = r.id, r.prefill.addr
+	}
+	if len(e.Ranks) == 0 {
+		e.Ranks = r.reports()
+	}
+	return e
+}
+
+// reports says what each prefill rank has told.
+func (r *room) reports() []nixlkv.RankReport {
+	ranks := r.ranks
+	if r.track != nil {
+		ranks = r.track.ranks
+	}
+	reports := make([]nixlkv.RankReport, len(ranks))
+	for i, p := range ranks {
+		reports[i] = nixlkv.RankReport{Rank: p.number, Peer: r.targets[i].to.String(), State: p.state, Reason: p.reason}
+	}
+	return reports
+}
+
+// connected takes the prefill ranks of the room.
+func (r *room) connected(g *group, targets []*roomTarget) {
+	r.group, r.targets = g, targets
+	for _, t := range targets {
+		r.ranks = append(r.ranks, rankProgress{number: t.number, dummy: t.dummy})
+	}
+}
+
+// publish sends the metadata, unless an earlier use of the number may still cause messages.
+func (r *room) publish() {
+	if !r.m.lingers(r) {
+		r.flush()
+		return
+	}
+	r.hold = time.AfterFunc(r.m.cfg.reuseHold, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.hold != nil {
+			r.m.warn.Warn("a room number is used again whose last use was not released", zap.Uint64("room", uint64(r.id)))
+			r.flush()
+		}
+	})
+}
+
+// resume sends what was held back, if nothing holds it back any more. It takes mu.
+func (r *room) resume() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.hold != nil && !r.m.lingers(r) {
+		r.flush()
+	}
+}
+
+// flush sends the metadata to every prefill rank, dummies too.
+func (r *room) flush() {
+	stopTimer(&r.hold)
+	d := &r.dest
+	var components []int
+	for i, s := range d.State {
+		if len(s) > 0 {
+			components = append(components, i)
+		}
+	}
+	r.track = newTracker(r.ranks, r.group.ranks.Responses, components, trackerLimits{
+		chunks: r.m.cfg.limits.Chunks,
+		parts:  len(r.m.layout.KV) + 1,
+	})
+	r.open = true
+	r.m.watching(1)
+	r.metrics.Published = time.Now()
+	for _, t := range r.targets {
+		if err := r.tell(t); err != nil {
+			r.fail(r.untold(t, err))
+			return
+		}
+	}
+	r.dest.Pages, r.dest.State = nil, nil
+}
+
+// tell sends the metadata to one rank.
+func (r *room) tell(t *roomTarget) error {
+	d := &r.dest
+	meta := &wire.Metadata{
+		Room: r.id, From: r.m.self, Agent: r.m.agent.Name(), KVIndices: d.Pages, AuxIndex: d.Aux.slot,
+		Destinations: r.group.ranks.Destinations, StateIndices: d.State, Prefix: d.Prefix, Dummy: t.dummy,
+	}
+	var enc wire.Encoder // let go with the frames, which stay queued
+	frames, err := enc.Metadata(meta)
+	if err != nil {
+		return err
+	}
+	o := &outgoing{frames: frames}
+	o.done = func(generation uint64, err error) { r.sent(t, generation, err) }
+	t.out, t.told = o, true
+	if err = t.link.send(o); err != nil {
+		t.out, t.told = nil, false
+	}
+	return err
+}
+
+// sent takes the outcome of sending the metadata to a rank. It takes mu.
+func (r *room) sent(t *roomTarget, generation uint64, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t.out = nil
+	if err == nil {
+		t.generation = generation
+		return
+	}
+	t.told = false // it was not taken for any connection
+	r.fail(r.untold(t, err))
+	r.settle()
+}
+
+// untold says that a rank could not be told where the pages go.
+func (r *room) untold(t *roomTarget, err error) error {
+	r.prefill.forget()
+	return fmt.Errorf("send_metadata to prefill %s failed: %w", t.to, err)
+}
+
+// verdict acts on what the tracker made of a message.
+func (r *room) verdict(v verdict, err error) {
+	switch v {
+	case complete:
+		r.complete()
+	case broken:
+		r.fail(err)
+	case ignored:
+		r.m.stats.ignored.Add(1)
+	}
+	r.settle()
+}
+
+// complete ends a room whose pages are all there, if its aux slot is its own.
+func (r *room) complete() {
+	if b := r.m.cfg.metadata; b != nil && !r.status.Ended() {
+		if err := b.CheckRoom(r.dest.Aux.slot, r.id); err != nil {
+			if !errors.Is(err, nixlkv.ErrCorruptMetadata) {
+				err = fmt.Errorf("%w: %w", nixlkv.ErrCorruptMetadata, err)
+			}
+			r.fail(err)
+			return
+		}
+	}
+	r.metrics.Slot = r.dest.Aux.slot
+	r.end(nixlkv.Success)
+}
+
+// rankLost notes the loss of a connection that something of the room went over. It takes mu.
+func (r *room) rankLost(l *link, generation uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, t := range r.targets {
+		if t.link != l || t.generation != generation {
+			continue
+		}
+		suffers := true
+		if r.track != nil {
+			suffers = r.track.lost(t.number)
+		}
+		if suffers && !r.status.Ended() {
+			r.fail(fmt.Errorf("%w: Lost connection with prefill instance (bootstrap_addr: %s): rank %d at %s",
+				nixlkv.ErrPeerLost, r.prefill.addr, t.number, t.to))
+		}
+	}
+	r.settle()
+}
+
+// expire fails a room whose pages did not come in time. It takes mu.
+func (r *room) expire() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.status.Ended() {
+		return
+	}
+	r.prefill.forget()
+	if !r.published {
+		r.fail(fmt.Errorf("%w: Timed out waiting for prefill completion: Request %d timed out after %gs in KVPoll.Bootstrapping",
+			nixlkv.ErrTimeout, r.id, r.m.cfg.waitingTimeout.Seconds()))
+		return
+	}
+	progress := ""
+	if r.track != nil {
+		progress = fmt.Sprintf(": %d of %d prefill ranks have told success, notifications are complete from %d", r.track.told, r.track.need, r.track.sourcesDone())
+	}
+	r.fail(fmt.Errorf("%w: Request %d timed out after %gs in KVPoll.WaitingForInput%s", nixlkv.ErrTimeout, r.id, r.m.cfg.waitingTimeout.Seconds(), progress))
+}
+
+// startWaiting starts the waiting timeout.
+func (r *room) startWaiting() {
+	stopTimer(&r.timer)
+	r.timer = time.AfterFunc(r.m.cfg.waitingTimeout, func() { r.m.afterDrain(r.expire) })
+}
+
+// unlink lets go of the prefill and its ranks.
+func (r *room) unlink() {
+	for _, t := range r.targets {
+		if t.link != nil {
+			r.m.unlink(t.link, r)
+			t.link = nil
+		}
+	}
+	r.m.leave(r.prefill)
+}
+
+// target finds a rank by its number.
+func (r *room) target(number int) *roomTarget {
+	i := slices.IndexFunc(r.targets, func(t *roomTarget) bool { return t.number == number })
+	if i < 0 {
+		return nil
+	}
+	return r.targets[i]
+}
