@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/kvreceiver"
 	"github.com/nixlkv/nixlkv/kvsender"
 )
 
@@ -27,7 +28,8 @@ type benchArgs struct {
 	Chunks      *int        `json:"chunks"`
 	Pattern     string      `json:"pattern"` // of pages: scattered or contiguous
 	FirstRoom   nixlkv.Room `json:"first_room"`
-	Timeout     *float64    `json:"timeout"` // of the whole bench
+	Timeout     *float64    `json:"timeout"`        // of the whole bench
+	Addr        string      `json:"bootstrap_addr"` // for a decode
 
 	chunks   int
 	patience time.Duration
@@ -81,13 +83,14 @@ func (p *prefill) bench(d *driver, line []byte) error {
 	if err := parse(line, &a); err != nil {
 		return err
 	}
-	slots := fewestSlots(p.mem.kv)
-	if err := a.validate(slots, fewestSlots(p.mem.aux)); err != nil {
+	if err := a.validate(fewestSlots(p.mem.kv), fewestSlots(p.mem.aux)); err != nil {
 		return err
 	}
 	d.spawn(nil, func(ctx context.Context) error {
 		return within(ctx, a.patience, func(ctx context.Context) error {
-			e, err := p.benchRooms(ctx, &a, slots)
+			e, err := benchRooms(&a, rolePrefill, p.mem, func(i int, pages []int32, aux int) error {
+				return p.benchRoom(ctx, a.FirstRoom+nixlkv.Room(i), pages, a.chunks, aux)
+			})
 			if err == nil {
 				p.events.emit(e)
 			}
@@ -97,7 +100,53 @@ func (p *prefill) bench(d *driver, line []byte) error {
 	return nil
 }
 
-func (p *prefill) benchRooms(ctx context.Context, a *benchArgs, slots int) (benchEvent, error) {
+// bench receives many rooms and tells how fast they came.
+func (p *decode) bench(d *driver, line []byte) error {
+	var a benchArgs
+	if err := parse(line, &a); err != nil {
+		return err
+	}
+	if err := a.validate(fewestSlots(p.mem.kv), fewestSlots(p.mem.aux)); err != nil {
+		return err
+	}
+	if a.Addr == "" {
+		return fmt.Errorf("%w: no bootstrap_addr", errCommand)
+	}
+	d.spawn(nil, func(ctx context.Context) error {
+		return within(ctx, a.patience, func(ctx context.Context) error {
+			e, err := benchRooms(&a, roleDecode, p.mem, func(i int, pages []int32, aux int) error {
+				return p.benchRoom(ctx, a.FirstRoom+nixlkv.Room(i), a.Addr, pages, aux)
+			})
+			if err == nil {
+				p.events.emit(e)
+			}
+			return err
+		})
+	})
+	return nil
+}
+
+// benchRoom receives one room.
+func (p *decode) benchRoom(ctx context.Context, room nixlkv.Room, addr string, pages []int32, aux int) (err error) {
+	r, err := p.openRoom(room, addr, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.clear(r)) }()
+	if err := r.Connect(ctx); err != nil {
+		return err
+	}
+	if err := r.WaitReady(ctx); err != nil {
+		return err
+	}
+	if err := r.Publish(kvreceiver.Destination{Pages: pages, Aux: kvreceiver.Aux(aux)}); err != nil {
+		return err
+	}
+	return r.Wait(ctx)
+}
+
+// benchRooms runs the rooms of a bench, so many at a time.
+func benchRooms(a *benchArgs, role string, mem *memory, run func(i int, pages []int32, aux int) error) (benchEvent, error) {
 	cpu, err := cpuTime()
 	if err != nil {
 		return benchEvent{}, err
@@ -106,7 +155,8 @@ func (p *prefill) benchRooms(ctx context.Context, a *benchArgs, slots int) (benc
 		t       tally
 		next    atomic.Int64
 		workers sync.WaitGroup
-		auxs    = fewestSlots(p.mem.aux)
+		slots   = fewestSlots(mem.kv)
+		auxs    = fewestSlots(mem.aux)
 		start   = time.Now()
 	)
 	for w := range min(a.Concurrency, a.Count) {
@@ -120,7 +170,7 @@ func (p *prefill) benchRooms(ctx context.Context, a *benchArgs, slots int) (benc
 					return
 				}
 				opened := time.Now()
-				err := p.benchRoom(ctx, a.FirstRoom+nixlkv.Room(i), pick.pages(i), a.chunks, i%auxs)
+				err := run(i, pick.pages(i), i%auxs)
 				t.add(time.Since(opened), err)
 			}
 		}()
@@ -132,10 +182,10 @@ func (p *prefill) benchRooms(ctx context.Context, a *benchArgs, slots int) (benc
 		return benchEvent{}, err
 	}
 	roomBytes := 0
-	for _, s := range p.mem.kv {
+	for _, s := range mem.kv {
 		roomBytes += a.Pages * s.itemLen
 	}
-	return t.report(rolePrefill, wall, cpuEnd-cpu, roomBytes), nil
+	return t.report(role, wall, cpuEnd-cpu, roomBytes), nil
 }
 
 // benchRoom sends one room.

@@ -38,6 +38,19 @@ type doneEvent struct {
 	Error             string `json:"error,omitempty"`
 	Message           string `json:"message,omitempty"`
 	IsFromAnotherRank *bool  `json:"is_from_another_rank,omitempty"`
+
+	// Of a decode, what lies in the room's slots.
+	KVSHA256    string   `json:"kv_sha256,omitempty"`
+	AuxSHA256   string   `json:"aux_sha256,omitempty"`
+	StateSHA256 []string `json:"state_sha256,omitempty"` // one a component
+}
+
+// releasedEvent: nothing is written to the pages of a failed room any more, or, if that is not
+// confirmed, nobody knows.
+type releasedEvent struct {
+	Event     string      `json:"event"`
+	Room      nixlkv.Room `json:"room"`
+	Confirmed bool        `json:"confirmed"`
 }
 
 type abortedEvent struct {
@@ -122,6 +135,10 @@ func (e *events) exception(room *nixlkv.Room, err error) {
 
 // done reports a room. err is what it failed with, nil if it did not.
 func (e *events) done(room nixlkv.Room, status nixlkv.Status, err error) {
+	e.emit(newDone(room, status, err))
+}
+
+func newDone(room nixlkv.Room, status nixlkv.Status, err error) doneEvent {
 	d := doneEvent{Event: "done", Room: room, Status: status.String()}
 	if err != nil {
 		d.Error, d.Message = errorName(err), err.Error()
@@ -130,7 +147,7 @@ func (e *events) done(room nixlkv.Room, status nixlkv.Status, err error) {
 			d.IsFromAnotherRank = &failed.FromAnotherRank
 		}
 	}
-	e.emit(d)
+	return d
 }
 
 // errorName gives the name of an error's type, as SGLang's peers give the exception's.

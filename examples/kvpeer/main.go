@@ -8,7 +8,8 @@
 // standard output; logs go to standard error, at the level that LOGLEVEL names. The KV cache
 // is host memory. What the configuration calls VRAM is VRAM on the wire, and DRAM for NIXL.
 //
-// Read config.go for what a configuration says, commands.go and send.go for the commands,
+// Read config.go for what a configuration says, commands.go, send.go and receive.go for the
+// commands,
 // and events.go for the answers. The exit code is 0 after the command exit and at the end of
 // standard input, 1 if the rank could not start or close, and 2 if it was started wrongly.
 package main
@@ -134,12 +135,9 @@ type role interface {
 	close(ctx context.Context) error
 }
 
-// errNoDecode: the decode side of the library is not there yet.
-var errNoDecode = errors.New("decode role is not there yet")
-
 func openRole(ctx context.Context, cfg *config, mem *memory, engine *nixl.Engine, log *zap.Logger, ev *events) (role, error) {
 	if cfg.Role == roleDecode {
-		return nil, errNoDecode
+		return openDecode(ctx, cfg, mem, engine, log, ev)
 	}
 	return openPrefill(ctx, cfg, mem, engine, log, ev)
 }
