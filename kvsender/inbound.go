@@ -44,7 +44,7 @@ func (m *Manager) receive(frames [][]byte) {
 // that can be told.
 func (m *Manager) refused(err error) {
 	m.stats.refused.Add(1)
-	m.logLimited("refused a control message", zap.Error(err))
+	m.warn.Warn("refused a control message", zap.Error(err))
 	var fe *wire.FrameError
 	if !errors.As(err, &fe) {
 		return
@@ -80,7 +80,7 @@ func (m *Manager) announced(meta *wire.Metadata) {
 	for {
 		r, err := m.roomFor(meta.Room)
 		if err != nil {
-			m.logLimited("refused a room", zap.Error(err))
+			m.warn.Warn("refused a room", zap.Error(err))
 			m.tellFailure(meta.From, meta.Room, err)
 			return
 		}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
-	"slices"
 	"sync"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"github.com/nixlkv/nixlkv"
 	"github.com/nixlkv/nixlkv/bootstrap"
 	"github.com/nixlkv/nixlkv/internal/control"
+	"github.com/nixlkv/nixlkv/internal/ratelog"
 	"github.com/nixlkv/nixlkv/nixl"
 	"github.com/nixlkv/nixlkv/registry"
 )
@@ -24,6 +24,7 @@ import (
 type Manager struct {
 	cfg    config
 	log    *zap.Logger
+	warn   *ratelog.Logger
 	layout *registry.Layout
 	rank   int // by which KV_STATUS and ABORT_ACK name this rank
 	source int // by which notifications name it
@@ -87,7 +88,7 @@ func NewManager(ctx context.Context, layout *registry.Layout, opts ...Option) (*
 		return nil, checkStaging(layout, cfg.stagingChunk)
 	}
 	m := &Manager{
-		cfg: cfg, log: cfg.log, layout: layout,
+		cfg: cfg, log: cfg.log, warn: ratelog.New(cfg.log), layout: layout,
 		rank: layout.Ranks.PrefillRank(), source: layout.Ranks.SourceRank(),
 		dummy:     layout.Ranks.CPRank > 0 && !cfg.allCPRanks && !layout.HybridMLA,
 		rooms:     map[nixlkv.Room]*room{},
@@ -118,7 +119,8 @@ func (m *Manager) start(ctx context.Context) error {
 		}
 		m.engine, m.ownEngine = e, true
 	}
-	agentOpts := append(slices.Clone(m.cfg.agentOptions), nixl.WithBackend(m.cfg.backend, m.backendParams()), nixl.WithCloseTimeout(m.cfg.closeTimeout))
+	agentOpts := append([]nixl.AgentOption{nixl.WithProgressDelay(progressDelay)}, m.cfg.agentOptions...)
+	agentOpts = append(agentOpts, nixl.WithBackend(m.cfg.backend, m.backendParams()), nixl.WithCloseTimeout(m.cfg.closeTimeout))
 	agent, err := m.engine.NewAgent("nixlkv-"+rand.Text(), agentOpts...)
 	if err != nil {
 		return err
@@ -141,6 +143,10 @@ func (m *Manager) start(ctx context.Context) error {
 	}
 	return m.rendezvous(ctx)
 }
+
+// progressDelay is the pause of NIXL's progress thread, which by default keeps half a core busy
+// even when there is nothing to do. The completion loop moves on what is in flight.
+const progressDelay = 500 * time.Microsecond
 
 // ucxThreads is how many threads UCX gets to move the bytes, as in SGLang's prefill
 // (NixlKVManager). More than there are cores still pays: a transfer is cut into pieces that
@@ -338,7 +344,7 @@ func (m *Manager) registerRooms() {
 		}
 		ctx, cancel := context.WithTimeout(m.ctx, 5*time.Second)
 		if err := m.client.RegisterDPRank(ctx, id, rank); err != nil {
-			m.logLimited("registering a room's DP rank", zap.Uint64("room", uint64(id)), zap.Error(err))
+			m.warn.Warn("registering a room's DP rank", zap.Uint64("room", uint64(id)), zap.Error(err))
 		}
 		cancel()
 	}

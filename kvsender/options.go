@@ -111,8 +111,7 @@ func WithHostVRAM() Option {
 	return func(c *config) { c.agentOptions = append(c.agentOptions, nixl.WithHostVRAM()) }
 }
 
-// WithAgentOptions refines the manager's NIXL agent: nixl.WithProgressDelay, for one, where an
-// idle agent's progress thread must not keep a core busy.
+// WithAgentOptions refines the manager's NIXL agent.
 func WithAgentOptions(opts ...nixl.AgentOption) Option {
 	return func(c *config) { c.agentOptions = append(c.agentOptions, opts...) }
 }

@@ -137,31 +137,31 @@ func (m *Manager) register(g *wire.Registration) {
 		// An agent's name is its own for the life of its process, and so is its geometry: this
 		// is somebody else.
 		m.stats.dropped.Add(1)
-		m.logLimited("ignored a registration under the name of a decode that is known with other geometry",
+		m.warn.Warn("ignored a registration under the name of a decode that is known with other geometry",
 			zap.String("decode", peer.Agent), zap.String("address", peer.Addr), zap.String("known address", known.Addr))
 		return
 	}
 	prep, outcome, err := m.peers.Register(peer)
 	if err != nil {
-		m.logLimited("refused a decode", zap.String("decode", g.Agent), zap.Error(err))
+		m.warn.Warn("refused a decode", zap.String("decode", g.Agent), zap.Error(err))
 		return
 	}
 	if outcome == registry.Unchanged {
 		return
 	}
-	m.logLimited("decode registered", zap.String("decode", peer.Agent), zap.String("address", peer.Addr),
+	m.warn.Warn("decode registered", zap.String("decode", peer.Agent), zap.String("address", peer.Addr),
 		zap.Stringer("outcome", outcome), zap.Stringer("dialect", g.Dialect()), zap.Int("regions", len(peer.KV)))
 	m.peers.prepare(peer.Agent, prep)
 }
 
 // refusePeer keeps an agent known as refused, so that its rooms fail with the reason.
 func (m *Manager) refusePeer(agent string, reason error) {
-	m.logLimited("refused a registration", zap.String("decode", agent), zap.Error(reason))
+	m.warn.Warn("refused a registration", zap.String("decode", agent), zap.Error(reason))
 	if _, live := m.peers.live(agent); live {
 		return // anybody can send something under its name
 	}
 	if err := m.peers.Refuse(agent, "", reason); err != nil {
-		m.logLimited("could not note the refusal", zap.String("decode", agent), zap.Error(err))
+		m.warn.Warn("could not note the refusal", zap.String("decode", agent), zap.Error(err))
 	}
 }
 
@@ -185,7 +185,7 @@ func (t *peerTable) prepare(agent string, prep *registry.Preparation[*wiredPeer]
 			return t.wire(p)
 		})
 		if err != nil {
-			t.m.logLimited("a decode cannot be sent to", zap.String("decode", agent), zap.Error(err))
+			t.m.warn.Warn("a decode cannot be sent to", zap.String("decode", agent), zap.Error(err))
 		} else {
 			t.m.log.Info("decode taken up", zap.String("decode", agent), zap.Duration("took", time.Since(start)))
 		}

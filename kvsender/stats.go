@@ -2,9 +2,6 @@ package kvsender
 
 import (
 	"sync/atomic"
-	"time"
-
-	"go.uber.org/zap"
 
 	"github.com/nixlkv/nixlkv"
 	"github.com/nixlkv/nixlkv/internal/control"
@@ -14,10 +11,9 @@ import (
 
 type counters struct {
 	registrations, metadata, aborts, acks atomic.Uint64
-	refused, dropped, untold, suppressed  atomic.Uint64
+	refused, dropped, untold              atomic.Uint64
 	succeeded, failed                     atomic.Uint64
 	bytes, descriptors, transfers         atomic.Uint64
-	lastLog                               atomic.Int64
 }
 
 func (c *counters) ended(s nixlkv.Status) {
@@ -57,7 +53,7 @@ func (m *Manager) Stats() Stats {
 	s := Stats{
 		Registrations: c.registrations.Load(), Metadata: c.metadata.Load(), Aborts: c.aborts.Load(),
 		AbortAcks: c.acks.Load(), Refused: c.refused.Load(), Dropped: c.dropped.Load(), Untold: c.untold.Load(),
-		SilencedLogs: c.suppressed.Load(), Succeeded: c.succeeded.Load(), Failed: c.failed.Load(),
+		SilencedLogs: m.warn.Suppressed(), Succeeded: c.succeeded.Load(), Failed: c.failed.Load(),
 		Bytes: c.bytes.Load(), Descriptors: c.descriptors.Load(), Transfers: c.transfers.Load(),
 		Peers: m.peers.Snapshot(), Agent: m.agent.Stats(), Control: m.ctl.Stats(),
 	}
@@ -68,18 +64,4 @@ func (m *Manager) Stats() Stats {
 	s.RunQueue = len(m.runQueue.rooms)
 	m.runQueue.mu.Unlock()
 	return s
-}
-
-// logEvery bounds what peers can make the log grow by.
-const logEvery = 100 * time.Millisecond
-
-// logLimited logs a warning that a peer can cause, ten a second at most; the rest is
-// counted.
-func (m *Manager) logLimited(msg string, fields ...zap.Field) {
-	now, last := time.Now().UnixNano(), m.stats.lastLog.Load()
-	if now-last < int64(logEvery) || !m.stats.lastLog.CompareAndSwap(last, now) {
-		m.stats.suppressed.Add(1)
-		return
-	}
-	m.log.Warn(msg, fields...)
 }

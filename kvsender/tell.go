@@ -70,7 +70,7 @@ func (m *Manager) tellAck(id nixlkv.Room, a ackTarget, timeout time.Duration) {
 func (m *Manager) send(to wire.Endpoint, id nixlkv.Room, frames [][]byte, timeout time.Duration) {
 	failed := func(err error) {
 		m.stats.untold.Add(1)
-		m.logLimited("could not tell a decode", zap.Stringer("decode", to), zap.Uint64("room", uint64(id)), zap.Error(err))
+		m.warn.Warn("could not tell a decode", zap.Stringer("decode", to), zap.Uint64("room", uint64(id)), zap.Error(err))
 	}
 	e, err := control.NewEndpoint(to.IP, to.Port)
 	if err != nil {
