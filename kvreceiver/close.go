@@ -74,9 +74,7 @@ func (m *Manager) teardown() {
 		errs = append(errs, m.ctl.Close(ctx))
 		cancel()
 	}
-	for _, p := range m.snapshotPrefills() {
-		p.client.Close()
-	}
+	m.forgetAll()
 	if m.agent != nil {
 		errs = append(errs, m.agent.Shutdown(context.Background()))
 	}
@@ -88,4 +86,16 @@ func (m *Manager) teardown() {
 	}
 	m.closeErr = errors.Join(errs...)
 	close(m.closed)
+}
+
+// forgetAll drops what is known of prefills once nothing is sent to them any more.
+func (m *Manager) forgetAll() {
+	m.prefillsMu.Lock()
+	for _, p := range m.prefills {
+		m.dropPrefill(p)
+	}
+	m.prefillsMu.Unlock()
+	m.linksMu.Lock()
+	clear(m.links)
+	m.linksMu.Unlock()
 }

@@ -15,7 +15,8 @@ import (
 	"github.com/nixlkv/nixlkv/nixl"
 )
 
-// drainer fetches NIXL's notifications, in one loop on a thread of its own.
+// drainer fetches NIXL's notifications, in one loop on a thread of its own, and so moves the
+// agent on: writes that a transport cannot do alone land while somebody polls.
 type drainer struct {
 	m    *Manager
 	open atomic.Int64 // rooms that notifications may be about
@@ -28,11 +29,11 @@ type drainer struct {
 }
 
 // The pause between two drains: while a room is open, longer the longer nothing comes; and
-// when none is, to be rid of what nobody waits for.
+// when none is, short enough for a prefill that connects.
 const (
 	minDrainPause  = 100 * time.Microsecond
 	maxDrainPause  = time.Millisecond
-	idleDrainPause = time.Second
+	idleDrainPause = 10 * time.Millisecond
 	// drainPatience bounds how long what has to run behind a drain waits for one that does not
 	// return.
 	drainPatience = time.Second

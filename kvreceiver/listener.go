@@ -50,7 +50,7 @@ func (r *room) takeStatus(s *wire.KVStatus) bool {
 	defer r.mu.Unlock()
 	t := r.target(s.PrefillRank)
 	switch {
-	case t == nil || t.acked:
+	case t == nil || t.acked || r.track != nil && r.track.rank(s.PrefillRank).quiet():
 		return false // no rank of this room, or one that is done with this use of the number
 	case r.open && (s.Status == wire.PollSuccess || s.Status == wire.PollFailed):
 		r.verdict(r.track.status(s.PrefillRank, s.Status == wire.PollSuccess, s.Reason))

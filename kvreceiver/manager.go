@@ -119,7 +119,9 @@ func (m *Manager) start() error {
 		}
 		m.engine, m.ownEngine = e, true
 	}
-	agentOpts := append(slices.Clone(m.cfg.agentOptions), nixl.WithBackend(m.cfg.backend, m.cfg.backendParams), nixl.WithCloseTimeout(m.cfg.closeTimeout))
+	// The drainer moves NIXL on; a thread that does nothing else would keep half a core busy.
+	agentOpts := append([]nixl.AgentOption{nixl.WithProgressThread(false)}, m.cfg.agentOptions...)
+	agentOpts = append(agentOpts, nixl.WithBackend(m.cfg.backend, m.cfg.backendParams), nixl.WithCloseTimeout(m.cfg.closeTimeout))
 	agent, err := m.engine.NewAgent("nixlkv-"+rand.Text(), agentOpts...)
 	if err != nil {
 		return err
@@ -257,8 +259,7 @@ func (m *Manager) attach(r *room) error {
 	return nil
 }
 
-// detach takes a room out of the table, so that its number can be used again. The caller holds
-// r.mu.
+// detach takes a room out of the table, so that its number can be used again.
 func (m *Manager) detach(r *room) {
 	m.roomsMu.Lock()
 	defer m.roomsMu.Unlock()
@@ -267,37 +268,42 @@ func (m *Manager) detach(r *room) {
 	}
 	r.gone = true
 	delete(m.rooms, r.id)
-	select {
-	case <-r.released:
+	if r.over {
 		m.left()
-	default:
+	} else {
 		m.lingering[r.id] = append(m.lingering[r.id], r)
 	}
 }
 
-// settled forgets a room whose pages are released, if it is out of the table, and lets a later
-// use of its number go on. The caller holds r.mu.
-func (m *Manager) settled(r *room) {
+// settled notes that the wait for a room's release is over. A room that is out of the table is
+// forgotten, and a later use of its number may go on: the caller holds no room's lock unless
+// this one is in the table.
+func (m *Manager) settled(r *room, confirmed bool) {
+	if next := m.forget(r, confirmed); next != nil {
+		next.resume()
+	}
+}
+
+// forget is settled; it gives the later use of the number, if there is one that may go on.
+func (m *Manager) forget(r *room, confirmed bool) (next *room) {
 	m.roomsMu.Lock()
 	defer m.roomsMu.Unlock()
-	if m.closing && !r.acked {
+	r.over = true
+	if m.closing && !confirmed {
 		m.abandoned++
 	}
 	if !r.gone {
-		return
+		return nil
 	}
 	rest := slices.DeleteFunc(m.lingering[r.id], func(x *room) bool { return x == r })
 	if len(rest) > 0 {
 		m.lingering[r.id] = rest
 	} else {
 		delete(m.lingering, r.id)
-		if next := m.rooms[r.id]; next != nil {
-			// Behind another drain: what came before the release must not be taken for the next
-			// room's.
-			m.afterDrain(next.resume)
-		}
+		next = m.rooms[r.id]
 	}
 	m.left()
+	return next
 }
 
 // left counts a room out. The caller holds roomsMu.

@@ -67,13 +67,24 @@ func (r *room) writers() int {
 }
 
 // settle releases the pages of an ended room once nobody writes to them any more, and forgets
-// a room that was closed then.
+// a room that was closed then. Notifications that have come by then are taken out of the way
+// first, or a later use of the number would take them for its own.
 func (r *room) settle() {
-	if !r.status.Ended() {
-		return
-	}
-	if r.status == nixlkv.Success || r.writers() == 0 {
+	switch {
+	case !r.status.Ended():
+	case r.status == nixlkv.Success:
 		r.setReleased(true)
+	case r.quiet || r.writers() > 0:
+	case !r.open:
+		r.setReleased(true)
+	default:
+		r.quiet = true
+		stopTimer(&r.release)
+		r.m.afterDrain(func() {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.setReleased(true)
+		})
 	}
 }
 
@@ -97,14 +108,22 @@ func (r *room) setReleased(confirmed bool) {
 	}
 	close(r.released)
 	r.unlink()
-	r.m.settled(r)
+	if r.abort == 0 {
+		r.m.settled(r, confirmed)
+		return
+	}
+	// Notifications may have come before the answer to the abort, and not be fetched yet: they
+	// must not be taken for those of a later use of the number.
+	r.m.afterDrain(func() { r.m.settled(r, confirmed) })
 }
 
 // unconfirmed gives up waiting for prefill ranks that do not answer. It takes mu.
 func (r *room) unconfirmed() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.setReleased(false)
+	if !r.quiet {
+		r.setReleased(false)
+	}
 }
 
 // ack takes a rank's answer to an abort, and says whether the room waited for it. It takes mu.

@@ -42,9 +42,11 @@ type room struct {
 	status   nixlkv.Status
 	failure  *KVTransferError
 	abort    uint64 // generation of the ABORT that was sent; 0: none
+	quiet    bool   // nobody writes any more; released behind the next drain
 	acked    bool   // pages are released for certain
 	closed   bool
-	gone     bool // out of the table
+	gone     bool // out of the table; guarded by the manager's roomsMu, as is over
+	over     bool // nothing of this use of the number can come any more, or it was waited long enough
 	changed  bool // in the manager's list of changed rooms
 	metrics  Metrics
 	ready    chan struct{} // closed once pages can be published, or never will be
@@ -258,7 +260,10 @@ func (r *room) verdict(v verdict, err error) {
 
 // complete ends a room whose pages are all there, if its aux slot is its own.
 func (r *room) complete() {
-	if b := r.m.cfg.metadata; b != nil && !r.status.Ended() {
+	if r.status.Ended() {
+		return // it had failed; what came now only says who writes nothing any more
+	}
+	if b := r.m.cfg.metadata; b != nil {
 		if err := b.CheckRoom(r.dest.Aux.slot, r.id); err != nil {
 			if !errors.Is(err, nixlkv.ErrCorruptMetadata) {
 				err = fmt.Errorf("%w: %w", nixlkv.ErrCorruptMetadata, err)

@@ -94,18 +94,23 @@ func (t *tracker) rank(number int) *rankProgress {
 // status takes a KV_STATUS of success or failure.
 func (t *tracker) status(number int, success bool, reason string) (verdict, error) {
 	r := t.rank(number)
-	if t.ended || r == nil || r.state == nixlkv.RankDone || r.state == nixlkv.RankFailed {
+	if r == nil || r.quiet() || success && r.dummy {
 		return ignored, nil
 	}
+	// A room that has ended still has to know which of its ranks write nothing any more.
+	ended := t.ended
 	if !success {
 		r.state, r.reason = nixlkv.RankFailed, reason
+		if ended {
+			return ignored, nil
+		}
 		t.ended = true
 		return broken, &rankError{number, reason}
 	}
-	if r.dummy {
+	r.state = nixlkv.RankDone
+	if ended {
 		return ignored, nil
 	}
-	r.state = nixlkv.RankDone
 	t.told++
 	return t.decide(), nil
 }
@@ -133,11 +138,11 @@ func (e *rankError) Unwrap() error { return nixlkv.ErrPeerFailed }
 // the rank still had something to tell.
 func (t *tracker) lost(number int) bool {
 	r := t.rank(number)
-	if t.ended || r == nil || r.state == nixlkv.RankDone {
+	if r == nil || r.quiet() {
 		return false
 	}
 	r.state = nixlkv.RankLost
-	return !r.dummy
+	return !t.ended && !r.dummy
 }
 
 // quiet says whether a rank has told its end, and so writes nothing any more: Failed too is
