@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/bootstrap"
 	"github.com/nixlkv/nixlkv/internal/wire"
 )
 
@@ -33,10 +34,12 @@ func (m *Manager) receive(frames [][]byte) {
 	case *wire.Abort:
 		m.stats.aborts.Add(1)
 		m.abort(msg)
-	default:
-		// BOOTSTRAP is for prefills that advertise prefill_complete; this one never does.
-		m.stats.dropped.Add(1)
-		m.log.Debug("dropped a control message", zap.String("type", fmt.Sprintf("%T", msg)))
+	case *wire.Bootstrap:
+		if m.cfg.policy != bootstrap.PrefillCompleteAllocation {
+			m.stats.dropped.Add(1)
+			return
+		}
+		m.asked(msg)
 	}
 }
 

@@ -87,6 +87,9 @@ func NewManager(ctx context.Context, layout *registry.Layout, opts ...Option) (*
 	if cfg.staging {
 		return nil, checkStaging(layout, cfg.stagingChunk)
 	}
+	if err := checkPolicy(layout, cfg.policy); err != nil {
+		return nil, err
+	}
 	m := &Manager{
 		cfg: cfg, log: cfg.log, warn: ratelog.New(cfg.log), layout: layout,
 		rank: layout.Ranks.PrefillRank(), source: layout.Ranks.SourceRank(),
@@ -241,7 +244,7 @@ func (m *Manager) rendezvous(ctx context.Context) error {
 		RankIP: m.advertise, RankPort: m.ctl.Port(),
 		PageSize: l.PageSize, KVCacheDtype: l.KVDtype, KVLayout: l.KVLayout,
 		LoadBalanceMethod: m.cfg.loadBalance, PrefillHTTPPort: m.cfg.httpPort,
-		EnableKVCacheSharding: l.ShardKV,
+		EnableKVCacheSharding: l.ShardKV, DecodeAllocationPolicy: m.cfg.policy,
 	})
 }
 

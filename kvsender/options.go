@@ -65,6 +65,7 @@ type config struct {
 	settleTimeout    time.Duration
 	closeTimeout     time.Duration
 	workers          int
+	policy           bootstrap.AllocationPolicy
 	staging          bool
 	stagingChunk     int
 	threadInit       func() error
@@ -74,6 +75,7 @@ type config struct {
 func defaultConfig() config {
 	return config{
 		backend:          nixl.DefaultBackend,
+		policy:           bootstrap.EarlyAllocation,
 		host:             "127.0.0.1",
 		log:              zap.NewNop(),
 		bootstrapTimeout: DefaultBootstrapTimeout,
@@ -92,6 +94,8 @@ func (c *config) validate() error {
 		return fmt.Errorf("kvsender: timeouts must be positive: bootstrap %v, settle %v, close %v", c.bootstrapTimeout, c.settleTimeout, c.closeTimeout)
 	case c.port < 0 || c.port > 65535:
 		return fmt.Errorf("kvsender: port %d", c.port)
+	case c.policy != bootstrap.EarlyAllocation && c.policy != bootstrap.PrefillCompleteAllocation:
+		return fmt.Errorf("kvsender: %w: allocation policy %q", nixlkv.ErrUnsupported, c.policy)
 	}
 	return nil
 }
@@ -146,6 +150,13 @@ func WithForceQuery() Option { return func(c *config) { c.forceQuery = true } }
 // WithAllCPRanks makes every context-parallel rank send its share of the pages, instead of
 // rank 0 all of them. The decodes must be set the same way.
 func WithAllCPRanks() Option { return func(c *config) { c.allCPRanks = true } }
+
+// WithAllocationPolicy says when decodes reserve pages (decode_allocation_policy, from SGLang
+// 0.5.22); they must be set the same way. Under bootstrap.PrefillCompleteAllocation a decode
+// tells where pages go only after Sender.Computed, and TP, CP and PP sizes must be 1.
+func WithAllocationPolicy(p bootstrap.AllocationPolicy) Option {
+	return func(c *config) { c.policy = p }
+}
 
 // WithLogger gives the logger. Without it nothing is logged.
 func WithLogger(l *zap.Logger) Option { return func(c *config) { c.log = l } }

@@ -31,8 +31,10 @@ type room struct {
 	need     int // decode ranks that have to tell; 0 until the first has
 	prefix   int // tokens that the decode has already
 	announce *time.Timer
+	asker    asker
 
 	// What the caller told.
+	computed bool
 	plan     Plan
 	begun    bool
 	finished bool
@@ -273,6 +275,9 @@ func (r *room) aborted(a *wire.Abort, ack *ackTarget) {
 		if d.meta.From == a.From {
 			d.gaveUp = true
 		}
+	}
+	if r.asker.at == a.From {
+		r.asker.gaveUp = true
 	}
 	if !r.status.Ended() {
 		r.fail(fmt.Errorf("%w: %s", nixlkv.ErrAborted, abortedByDecode))

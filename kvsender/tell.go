@@ -37,6 +37,9 @@ func (m *Manager) tellEnd(r *room) {
 		}
 		m.tellStatus(d.meta.From, s)
 	}
+	if s.Status == wire.PollFailed && r.askerUntold() {
+		m.tellStatus(r.asker.at, s)
+	}
 }
 
 // tellFailure tells a decode that is none of a room's that it will get nothing.

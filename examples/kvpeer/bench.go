@@ -195,6 +195,7 @@ func (p *prefill) benchRoom(ctx context.Context, room nixlkv.Room, pages []int32
 		return err
 	}
 	defer func() { err = errors.Join(err, p.clear(s)) }()
+	s.Computed() // there is no model
 	if _, err := s.WaitBootstrapped(ctx); err != nil {
 		return err
 	}

@@ -181,8 +181,6 @@ func (c *config) validate() error {
 		return bad("bootstrap_port is 0, and another rank serves it")
 	case c.HTTPPort < 0 || c.HTTPPort > math.MaxUint16:
 		return bad("http_port is %d", c.HTTPPort)
-	case c.AllocationPolicy == "prefill_complete" && c.Role == rolePrefill:
-		return unsupported("allocation_policy prefill_complete of a prefill")
 	case c.AllocationPolicy != "early" && c.AllocationPolicy != "prefill_complete":
 		return bad("allocation_policy is %q", c.AllocationPolicy)
 	case c.Parallel.DSALayerSplit:

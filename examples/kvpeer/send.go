@@ -99,6 +99,7 @@ func (p *prefill) sendRoom(ctx context.Context, s *kvsender.Sender, a *sendArgs)
 // sendAndWait gives the room's failure, the context's error when that or the driver's
 // patience has ended, or an error that was not expected.
 func (p *prefill) sendAndWait(ctx context.Context, s *kvsender.Sender, a *sendArgs) error {
+	s.Computed() // there is no model
 	var prefix int
 	err := within(ctx, a.patience, func(ctx context.Context) (err error) {
 		prefix, err = s.WaitBootstrapped(ctx)
