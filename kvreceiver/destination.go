@@ -24,13 +24,15 @@ func (m *Manager) checkDestination(d *Destination) error {
 	case len(d.State) > len(l.State):
 		return fmt.Errorf("%w: slots of %d components, the layout has %d", nixlkv.ErrState, len(d.State), len(l.State))
 	}
+	pages := uint64(math.MaxInt32) + 1 // without KV regions the numbers mean nothing
 	if len(l.KV) > 0 {
-		if err := checkRange("page", d.Pages, l.Pages()); err != nil {
-			return fmt.Errorf("%w: %w", nixlkv.ErrPageRange, err)
-		}
-		if err := checkDistinct(d.Pages); err != nil {
-			return err
-		}
+		pages = l.Pages()
+	}
+	if err := checkRange("page", d.Pages, pages); err != nil {
+		return fmt.Errorf("%w: %w", nixlkv.ErrPageRange, err)
+	}
+	if err := checkDistinct(d.Pages); err != nil {
+		return err
 	}
 	for i, slots := range d.State {
 		if err := checkState(&l.State[i], slots); err != nil {

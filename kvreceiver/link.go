@@ -109,6 +109,11 @@ func (l *link) registered(generation uint64, err error) {
 			o.done(generation, nil)
 		}
 	}
+	if err != nil { // the last room may have left meanwhile
+		l.m.linksMu.Lock()
+		l.m.dropLink(l)
+		l.m.linksMu.Unlock()
+	}
 }
 
 // cancel takes a message back that still waits for the registration, and says whether it did:

@@ -62,6 +62,7 @@ func (r *room) takeStatus(s *wire.KVStatus) bool {
 		r.advance(nixlkv.WaitingForInput)
 		return true
 	case s.Status == wire.PollFailed:
+		r.note(s.PrefillRank, nixlkv.RankFailed, s.Reason)
 		r.fail(&rankError{s.PrefillRank, s.Reason})
 		return true
 	}

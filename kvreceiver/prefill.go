@@ -212,6 +212,9 @@ func (p *prefill) has(rank control.Endpoint) bool {
 func (m *Manager) prefillAt(addr string) (*prefill, error) {
 	m.prefillsMu.Lock()
 	defer m.prefillsMu.Unlock()
+	if m.ctx.Err() != nil {
+		return nil, nixlkv.ErrClosed
+	}
 	if p := m.prefills[addr]; p != nil {
 		p.refs++
 		return p, nil

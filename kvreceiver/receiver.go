@@ -123,8 +123,12 @@ func (r *room) connect(ctx context.Context) error {
 		return err
 	}
 	r.connected(g, targets)
+	links := make([]*link, len(targets)) // the room lets go of its own when it ends
+	for i, t := range targets {
+		links[i] = t.link
+	}
 	r.mu.Unlock()
-	if err := register(ctx, targets); err != nil {
+	if err := register(ctx, links); err != nil {
 		r.prefill.forget()
 		return err
 	}
@@ -132,17 +136,23 @@ func (r *room) connect(ctx context.Context) error {
 }
 
 // register waits until every rank knows this one.
-func register(ctx context.Context, targets []*roomTarget) error {
+func register(ctx context.Context, links []*link) error {
 	type outcome struct {
 		to  control.Endpoint
 		err error
 	}
-	came := make(chan outcome, len(targets))
+	failed := func(to control.Endpoint, err error) error {
+		return fmt.Errorf("_register_kv_args to prefill %s failed: %w", to, err)
+	}
+	came := make(chan outcome, len(links))
 	asked := 0
-	for _, t := range targets {
-		already, err := t.link.await(func(err error) { came <- outcome{t.to, err} })
+	for _, l := range links {
+		if ctx.Err() != nil { // the room may have let go of its links
+			return failed(l.to, context.Cause(ctx))
+		}
+		already, err := l.await(func(err error) { came <- outcome{l.to, err} })
 		if err != nil {
-			return fmt.Errorf("_register_kv_args to prefill %s failed: %w", t.to, err)
+			return failed(l.to, err)
 		}
 		if !already {
 			asked++
@@ -152,10 +162,10 @@ func register(ctx context.Context, targets []*roomTarget) error {
 		select {
 		case o := <-came:
 			if o.err != nil {
-				return fmt.Errorf("_register_kv_args to prefill %s failed: %w", o.to, o.err)
+				return failed(o.to, o.err)
 			}
 		case <-ctx.Done():
-			return fmt.Errorf("registering with %d prefill ranks: %w", len(targets), context.Cause(ctx))
+			return fmt.Errorf("registering with %d prefill ranks: %w", len(links), context.Cause(ctx))
 		}
 	}
 	return nil

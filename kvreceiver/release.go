@@ -67,24 +67,13 @@ func (r *room) writers() int {
 }
 
 // settle releases the pages of an ended room once nobody writes to them any more, and forgets
-// a room that was closed then. Notifications that have come by then are taken out of the way
-// first, or a later use of the number would take them for its own.
+// a room that was closed then.
 func (r *room) settle() {
-	switch {
-	case !r.status.Ended():
-	case r.status == nixlkv.Success:
+	if !r.status.Ended() {
+		return
+	}
+	if r.status == nixlkv.Success || r.writers() == 0 {
 		r.setReleased(true)
-	case r.quiet || r.writers() > 0:
-	case !r.open:
-		r.setReleased(true)
-	default:
-		r.quiet = true
-		stopTimer(&r.release)
-		r.m.afterDrain(func() {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			r.setReleased(true)
-		})
 	}
 }
 
@@ -121,9 +110,7 @@ func (r *room) setReleased(confirmed bool) {
 func (r *room) unconfirmed() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.quiet {
-		r.setReleased(false)
-	}
+	r.setReleased(false)
 }
 
 // ack takes a rank's answer to an abort, and says whether the room waited for it. It takes mu.

@@ -36,13 +36,13 @@ type room struct {
 	published   bool
 	open        bool        // the metadata went out: messages for the number are this use's
 	timer       *time.Timer // waiting timeout
+	timeouts    int         // started so far
 	hold        *time.Timer // an earlier use of the number holds this one back
 	release     *time.Timer
 
 	status   nixlkv.Status
 	failure  *KVTransferError
 	abort    uint64 // generation of the ABORT that was sent; 0: none
-	quiet    bool   // nobody writes any more; released behind the next drain
 	acked    bool   // pages are released for certain
 	closed   bool
 	gone     bool // out of the table; guarded by the manager's roomsMu, as is over
@@ -287,6 +287,8 @@ func (r *room) rankLost(l *link, generation uint64) {
 		suffers := true
 		if r.track != nil {
 			suffers = r.track.lost(t.number)
+		} else {
+			r.note(t.number, nixlkv.RankLost, "")
 		}
 		if suffers && !r.status.Ended() {
 			r.fail(fmt.Errorf("%w: Lost connection with prefill instance (bootstrap_addr: %s): rank %d at %s",
@@ -296,11 +298,21 @@ func (r *room) rankLost(l *link, generation uint64) {
 	r.settle()
 }
 
-// expire fails a room whose pages did not come in time. It takes mu.
-func (r *room) expire() {
+// note keeps what became of a rank before the metadata went out.
+func (r *room) note(number int, s nixlkv.RankState, reason string) {
+	for i := range r.ranks {
+		if r.ranks[i].number == number {
+			r.ranks[i].state, r.ranks[i].reason = s, reason
+		}
+	}
+}
+
+// expire fails a room whose pages did not come in time. n says of which timeout; one that was
+// started anew meanwhile does not count. It takes mu.
+func (r *room) expire(n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.status.Ended() {
+	if r.status.Ended() || n != r.timeouts {
 		return
 	}
 	r.prefill.forget()
@@ -319,7 +331,9 @@ func (r *room) expire() {
 // startWaiting starts the waiting timeout.
 func (r *room) startWaiting() {
 	stopTimer(&r.timer)
-	r.timer = time.AfterFunc(r.m.cfg.waitingTimeout, func() { r.m.afterDrain(r.expire) })
+	r.timeouts++
+	n := r.timeouts
+	r.timer = time.AfterFunc(r.m.cfg.waitingTimeout, func() { r.m.afterDrain(func() { r.expire(n) }) })
 }
 
 // unlink lets go of the prefill and its ranks.
