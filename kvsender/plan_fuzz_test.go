@@ -135,7 +135,7 @@ func FuzzPlan(f *testing.F) {
 		}
 		srcLimit, dstLimit := plan.limits()
 		n := int(in.byte() % 16)
-		c := chunkPages{in.pages(n, srcLimit), in.pages(n, dstLimit)}
+		c := chunkPages{src: in.pages(n, srcLimit), dst: in.pages(n, dstLimit)}
 		if _, err := checkDistinct(c.dst, nil); err != nil {
 			return
 		}
