@@ -2,6 +2,8 @@ package kvsender
 
 import (
 	"fmt"
+	"math"
+	"math/bits"
 
 	"github.com/nixlkv/nixlkv"
 )
@@ -50,7 +52,11 @@ func (d deal) check(c chunkPages) error {
 	if held := uint64(len(c.src)) * d.srcTokens; c.at.n > held {
 		return fmt.Errorf("%w: %d tokens in %d pages of %d", nixlkv.ErrPageCount, c.at.n, len(c.src), d.srcTokens)
 	}
-	return d.checkRoom(c.at.prefix, c.at.first+c.at.n, len(c.dst))
+	end, over := bits.Add64(c.at.first, c.at.n, 0)
+	if over != 0 || end > math.MaxInt64 {
+		return fmt.Errorf("%w: %d tokens from token %d on", nixlkv.ErrPageCount, c.at.n, c.at.first)
+	}
+	return d.checkRoom(c.at.prefix, end, len(c.dst))
 }
 
 // checkRoom checks what a decode has told of a room against how many tokens it gets behind
