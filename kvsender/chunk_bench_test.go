@@ -41,16 +41,16 @@ func scattered(limit int) chunkPages {
 		}
 		return out
 	}
-	return chunkPages{pick(), pick()}
+	return chunkPages{src: pick(), dst: pick()}
 }
 
 func contiguous() chunkPages {
-	return chunkPages{numbers(benchPages), numbers(benchPages)}
+	return chunkPages{src: numbers(benchPages), dst: numbers(benchPages)}
 }
 
 // emitter holds the buffers of a worker.
 type emitter struct {
-	runs     []pageRun
+	runs     []run
 	src, dst []int32
 	from, to []nixl.Desc
 	scratch  []int32
@@ -171,7 +171,7 @@ func inRuns(n int) chunkPages {
 	for i := range out {
 		out[i] = int32(i + i/n*n)
 	}
-	return chunkPages{out, out}
+	return chunkPages{src: out, dst: out}
 }
 
 // nativePlan is a segment between two agents of this process.

@@ -12,45 +12,71 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestChunkAt(t *testing.T) {
+func TestDestinations(t *testing.T) {
 	list := []int32{40, 41, 50, 7}
 	for _, c := range []struct {
-		name   string
-		pages  []int32
-		offset int
-		want   []int32
+		name      string
+		pages     []int32
+		offset    int
+		positions []int32
+		want      []int32
 	}{
-		{"first", []int32{1, 2}, 0, []int32{40, 41}},
-		{"last", []int32{1, 2}, 2, []int32{50, 7}},
-		{"all", []int32{1, 2, 3, 4}, 0, list},
-		{"none at the end", nil, 4, []int32{}},
-		{"one too many", []int32{1, 2}, 3, nil},
-		{"behind the end", nil, 5, nil},
-		{"negative offset", []int32{1}, -1, nil},
-		{"far offset", []int32{1}, math.MaxInt, nil},
+		{"first", []int32{1, 2}, 0, nil, []int32{40, 41}},
+		{"last", []int32{1, 2}, 2, nil, []int32{50, 7}},
+		{"all", []int32{1, 2, 3, 4}, 0, nil, list},
+		{"none at the end", nil, 4, nil, []int32{}},
+		{"one too many", []int32{1, 2}, 3, nil, nil},
+		{"behind the end", nil, 5, nil, nil},
+		{"negative offset", []int32{1}, -1, nil, nil},
+		{"far offset", []int32{1}, math.MaxInt, nil, nil},
+		{"apart", []int32{1, 2, 3}, 1, []int32{0, 2, 3}, []int32{40, 50, 7}},
+		{"apart, one too many", []int32{1, 2}, 0, []int32{1, 4}, nil},
+		{"apart, a negative one", []int32{1}, 0, []int32{-1}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := chunkAt(c.pages, c.offset, list)
+			chunk := chunk{pages: c.pages, offset: c.offset, positions: c.positions}
+			got, _, err := chunk.destinations(list, []int32{9})
 			if c.want == nil {
 				if !errors.Is(err, nixlkv.ErrPageCount) || !strings.Contains(err.Error(), "the decode has 4") {
 					t.Fatal(err)
 				}
 				return
 			}
-			if err != nil || !slices.Equal(got.src, c.pages) || !slices.Equal(got.dst, c.want) {
-				t.Errorf("%v, %v, expected %v to %v", got, err, c.pages, c.want)
+			if err != nil || !slices.Equal(got, c.want) {
+				t.Errorf("%v, %v, expected %v", got, err, c.want)
 			}
 		})
+	}
+}
+
+func TestChunkTokens(t *testing.T) {
+	for _, c := range []struct {
+		offset, pages, total int
+		want                 tokenSpan
+	}{
+		{0, 2, 8, tokenSpan{first: 0, n: 8}},
+		{0, 2, 20, tokenSpan{first: 0, n: 8}},
+		{2, 3, 18, tokenSpan{first: 8, n: 10}},
+		{5, 1, 20, tokenSpan{first: 20, n: 0}},
+		{6, 1, 20, tokenSpan{first: 24, n: 0}},
+		{0, 0, 0, tokenSpan{}},
+	} {
+		chunk := chunk{pages: make([]int32, c.pages), offset: c.offset}
+		c.want.prefix = 12
+		if got := chunk.tokens(12, c.total, 4); got != c.want {
+			t.Errorf("%+v: %+v", c, got)
+		}
 	}
 }
 
 // A full prefix hit has no destinations and no pages; nothing is described.
 func TestChunkFullHit(t *testing.T) {
 	plan := planOf(t, 2)
-	c, err := chunkAt(nil, 0, nil)
+	dst, _, err := new(chunk).destinations(nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	c := chunkPages{dst: dst}
 	if err := checkPages(plan, c); err != nil {
 		t.Error(err)
 	}
@@ -83,7 +109,7 @@ func TestCheckPages(t *testing.T) {
 		{"largest", []int32{math.MaxInt32}, []int32{0}, nixlkv.ErrPageRange, "source page 2147483647"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			err := checkPages(plan, chunkPages{c.src, c.dst})
+			err := checkPages(plan, chunkPages{src: c.src, dst: c.dst})
 			if !errors.Is(err, c.want) || (err == nil) != (c.want == nil) {
 				t.Fatalf("%v, expected %v", err, c.want)
 			}
@@ -119,20 +145,20 @@ func TestAppendRuns(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		src, dst []int32
-		want     []pageRun
+		want     []run
 	}{
 		{"none", nil, nil, nil},
-		{"one", []int32{4}, []int32{9}, []pageRun{{4, 9, 1}}},
-		{"all", []int32{4, 5, 6}, []int32{1, 2, 3}, []pageRun{{4, 1, 3}}},
-		{"source breaks", []int32{4, 5, 7}, []int32{1, 2, 3}, []pageRun{{4, 1, 2}, {7, 3, 1}}},
-		{"destination breaks", []int32{4, 5, 6}, []int32{1, 5, 6}, []pageRun{{4, 1, 1}, {5, 5, 2}}},
-		{"backwards", []int32{3, 2, 1}, []int32{3, 2, 1}, []pageRun{{3, 3, 1}, {2, 2, 1}, {1, 1, 1}}},
-		{"a page again", []int32{3, 3}, []int32{0, 1}, []pageRun{{3, 0, 1}, {3, 1, 1}}},
-		{"two runs that meet", []int32{0, 1, 0, 1}, []int32{0, 1, 2, 3}, []pageRun{{0, 0, 2}, {0, 2, 2}}},
+		{"one", []int32{4}, []int32{9}, []run{{4, 9, 1}}},
+		{"all", []int32{4, 5, 6}, []int32{1, 2, 3}, []run{{4, 1, 3}}},
+		{"source breaks", []int32{4, 5, 7}, []int32{1, 2, 3}, []run{{4, 1, 2}, {7, 3, 1}}},
+		{"destination breaks", []int32{4, 5, 6}, []int32{1, 5, 6}, []run{{4, 1, 1}, {5, 5, 2}}},
+		{"backwards", []int32{3, 2, 1}, []int32{3, 2, 1}, []run{{3, 3, 1}, {2, 2, 1}, {1, 1, 1}}},
+		{"a page again", []int32{3, 3}, []int32{0, 1}, []run{{3, 0, 1}, {3, 1, 1}}},
+		{"two runs that meet", []int32{0, 1, 0, 1}, []int32{0, 1, 2, 3}, []run{{0, 0, 2}, {0, 2, 2}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got := appendRuns(nil, chunkPages{c.src, c.dst})
-			if !slices.Equal(got, c.want) || pagesOf(got) != len(c.src) {
+			got := appendRuns(nil, chunkPages{src: c.src, dst: c.dst})
+			if !slices.Equal(got, c.want) || unitsIn(got) != len(c.src) {
 				t.Errorf("%v, expected %v", got, c.want)
 			}
 		})
@@ -144,7 +170,7 @@ func TestAppendDescs(t *testing.T) {
 	l, p := sides(2, 2)
 	p.KV[1].ItemLen = 512 // its pages are apart
 	s := &mustPlan(t, l, p).segments[0]
-	c := chunkPages{[]int32{2, 3, 9}, []int32{30, 31, 0}}
+	c := chunkPages{src: []int32{2, 3, 9}, dst: []int32{30, 31, 0}}
 	from, to := s.appendDescs(nil, nil, appendRuns(nil, c))
 	a, b, x, y := l.KV[0].Base, l.KV[1].Base, p.KV[0].Base, p.KV[1].Base
 	if want := []nixl.Desc{{Addr: a + 512, Len: 512, Dev: 1}, {Addr: a + 9*256, Len: 256, Dev: 1},
@@ -166,7 +192,7 @@ func TestAppendDescs(t *testing.T) {
 
 // Pages are one piece only where they lie side by side on both sides.
 func TestAppendDescsApart(t *testing.T) {
-	runs := []pageRun{{src: 2, dst: 5, n: 2}}
+	runs := []run{{src: 2, dst: 5, n: 2}}
 	for _, c := range []struct {
 		name     string
 		p        pair
@@ -195,18 +221,18 @@ func TestAppendDescsApart(t *testing.T) {
 // What is there already stays.
 func TestAppendKeeps(t *testing.T) {
 	s := &planOf(t, 2).segments[0]
-	c := chunkPages{[]int32{2, 3}, []int32{30, 31}}
+	c := chunkPages{src: []int32{2, 3}, dst: []int32{30, 31}}
 	src, dst := s.appendIndices([]int32{-1}, []int32{-2, -3}, c)
 	if len(src) != 5 || src[0] != -1 || src[1] != 2 || len(dst) != 6 || dst[1] != -3 || dst[2] != 30 {
 		t.Errorf("indices %v and %v", src, dst)
 	}
 	mark := nixl.Desc{Len: 1}
-	from, to := s.appendDescs([]nixl.Desc{mark}, []nixl.Desc{mark, mark}, appendRuns([]pageRun{}, c))
+	from, to := s.appendDescs([]nixl.Desc{mark}, []nixl.Desc{mark, mark}, appendRuns([]run{}, c))
 	if len(from) != 3 || from[0] != mark || len(to) != 4 || to[1] != mark || to[2].Len != 512 {
 		t.Errorf("descriptors %v and %v", from, to)
 	}
-	runs := appendRuns([]pageRun{{7, 7, 7}}, c)
-	if !slices.Equal(runs, []pageRun{{7, 7, 7}, {2, 30, 2}}) {
+	runs := appendRuns([]run{{7, 7, 7}}, c)
+	if !slices.Equal(runs, []run{{7, 7, 7}, {2, 30, 2}}) {
 		t.Errorf("runs %v", runs)
 	}
 }

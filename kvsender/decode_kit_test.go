@@ -109,16 +109,6 @@ func (k *kitMemory) fill() {
 	}
 }
 
-// newManager starts a prefill over both sides' kit memory, and closes it with the test.
-func newManager(t *testing.T, e *nixl.Engine, mem *kitMemory, opts ...Option) *Manager {
-	t.Helper()
-	m, err := NewManager(t.Context(), mem.layout(), append([]Option{WithEngine(e)}, opts...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
-}
-
 func closeManager(t *testing.T, m *Manager) {
 	t.Helper()
 	if err := m.Close(); err != nil {
@@ -131,13 +121,14 @@ func closeManager(t *testing.T, m *Manager) {
 
 // decode is the test's decode worker.
 type decode struct {
-	t      *testing.T
-	mem    *kitMemory
-	agent  *nixl.Agent
-	reg    *nixl.Registration
-	ctl    *control.Control
-	to     control.Endpoint
-	frames int // of its registration: 24 or 25
+	t       *testing.T
+	mem     *kitMemory
+	agent   *nixl.Agent
+	reg     *nixl.Registration
+	ctl     *control.Control
+	to      control.Endpoint
+	frames  int           // of its registration: 24 or 25
+	regions []nixl.Region // of KV, where they are not all of one kind
 
 	mu       sync.Mutex
 	statuses []*wire.KVStatus
@@ -163,11 +154,14 @@ func (d *decode) start(e *nixl.Engine, m *Manager, opts ...nixl.AgentOption) {
 	if d.agent, err = e.NewAgent(fmt.Sprintf("decode-%d-%d", os.Getpid(), decodes.Add(1)), opts...); err != nil {
 		d.t.Fatal(err)
 	}
-	kv := nixl.Host(d.mem.kv)
-	if d.agent.HostVRAM() {
-		kv = kv.As(nixl.VRAM, 0)
+	kv := d.regions
+	if kv == nil {
+		kv = []nixl.Region{nixl.Host(d.mem.kv)}
+		if d.agent.HostVRAM() {
+			kv[0] = kv[0].As(nixl.VRAM, 0)
+		}
 	}
-	if d.reg, err = d.agent.Register(kv, nixl.Host(d.mem.aux)); err != nil {
+	if d.reg, err = d.agent.Register(append(kv, nixl.Host(d.mem.aux))...); err != nil {
 		d.t.Fatal(err)
 	}
 	if d.ctl, err = control.New(control.Config{Handler: d.receive}); err != nil {

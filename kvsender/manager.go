@@ -28,7 +28,7 @@ type Manager struct {
 	layout *registry.Layout
 	rank   int // by which KV_STATUS and ABORT_ACK name this rank
 	source int // by which notifications name it
-	dummy  bool
+	share  share
 
 	engine    *nixl.Engine
 	ownEngine bool
@@ -93,7 +93,7 @@ func NewManager(ctx context.Context, layout *registry.Layout, opts ...Option) (*
 	m := &Manager{
 		cfg: cfg, log: cfg.log, warn: ratelog.New(cfg.log), layout: layout,
 		rank: layout.Ranks.PrefillRank(), source: layout.Ranks.SourceRank(),
-		dummy:     layout.Ranks.CPRank > 0 && !cfg.allCPRanks && !layout.HybridMLA,
+		share:     shareOf(layout, cfg.allCPRanks),
 		rooms:     map[nixlkv.Room]*room{},
 		live:      map[*room]struct{}{},
 		lingering: map[nixlkv.Room][]*room{},
@@ -301,7 +301,7 @@ func (m *Manager) open(r *room) (s *Sender, again bool, err error) {
 	m.place(r)
 	switch {
 	case r.failure != nil:
-	case m.dummy:
+	case m.sendsNothing():
 		r.status = nixlkv.WaitingForInput
 		r.sender.notify(r.status)
 	case !r.bootstrapped():
@@ -310,6 +310,9 @@ func (m *Manager) open(r *room) (s *Sender, again bool, err error) {
 	r.advance()
 	return r.sender, false, nil
 }
+
+// sendsNothing says whether no decode talks to this rank: another CP rank sends its pages.
+func (m *Manager) sendsNothing() bool { return m.share.by == noPages }
 
 // place registers the room's DP rank where decodes cannot work it out by themselves.
 func (m *Manager) place(r *room) {
@@ -351,14 +354,4 @@ func (m *Manager) registerRooms() {
 		}
 		cancel()
 	}
-}
-
-// filter picks the pages of a chunk that this rank sends, and says where in the room's
-// destination list they begin.
-func (m *Manager) filter(pages []int32, offset, total int) ([]int32, int) {
-	k := m.layout.Ranks
-	if !m.cfg.allCPRanks || k.CP <= 1 {
-		return pages, offset
-	}
-	return filterCP(pages, offset, total, k.CP, k.CPRank)
 }

@@ -22,8 +22,8 @@ type wiredPeer struct {
 	kv      *peerPlan
 	aux     *auxPlan
 	remote  *nixl.Remote
-	sources []*source        // one a segment
-	targets []*nixl.Prepared // one a segment
+	sources []*source        // one a segment, nil where nothing is prepared
+	targets []*nixl.Prepared // likewise
 }
 
 // source is the prepared list of this rank's pages. Peers whose plans read the same share
@@ -275,8 +275,12 @@ func staleIfBusy(err error) error {
 	return err
 }
 
-// wireSegment prepares the two lists of a segment.
+// wireSegment prepares the two lists of a segment, if it can go by index.
 func (t *peerTable) wireSegment(w *wiredPeer, s *segment) error {
+	if !s.preparable() {
+		w.sources, w.targets = append(w.sources, nil), append(w.targets, nil)
+		return nil
+	}
 	src, err := t.source(s)
 	if err != nil {
 		return err
@@ -335,9 +339,14 @@ func (t *peerTable) fill(mem nixl.Mem, runs []nixl.Run) (*nixl.List, error) {
 // drop gives back what was prepared for a peer.
 func (t *peerTable) drop(w *wiredPeer) {
 	for _, p := range w.targets {
-		t.logIf("freeing a decode's prepared list", p.Free())
+		if p != nil {
+			t.logIf("freeing a decode's prepared list", p.Free())
+		}
 	}
 	for _, s := range w.sources {
+		if s == nil {
+			continue
+		}
 		if s.uses--; s.uses == 0 {
 			t.sources = slices.DeleteFunc(t.sources, func(x *source) bool { return x == s })
 			t.logIf("freeing a source's prepared list", s.list.Free())

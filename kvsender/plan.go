@@ -12,14 +12,16 @@ import (
 // pages of this rank's regions lie in the decode's: that is where topologies differ, and
 // where refusals come from. For every chunk, page numbers are then put into it.
 //
-// A page is a number of a source and of a destination slot, nothing more: a plan whose
-// strides are those of a token or of a state slot carries tokens or slots the same way.
+// All ways to send end in the same plan: segments, each one transfer and one part of what the
+// decode is told, of pairs, each a region of this rank and where it goes. A way is a file
+// plan_*.go with a function that says which bytes of a region go where (planPages, planHeads,
+// planDeal); it trusts validatePlan to find what it gets wrong.
 
-// pair is one piece of every page and where it goes: page s of the source begins at
-// src + s·srcStride, page d of the destination at dst + d·dstStride. Within a page, rows
-// pieces of len bytes are copied, srcRow and dstRow bytes apart; rows fill the page, so that
-// piece r of page p is piece p·rows + r of the region. A whole page is one row, and the row
-// strides of one row mean nothing.
+// pair is one piece of every unit and where it goes: unit s of the source begins at
+// src + s·srcStride, unit d of the destination at dst + d·dstStride. A unit is a page or, in a
+// segment that deals tokens out, a token. Within a unit, rows pieces of len bytes are copied,
+// srcRow and dstRow bytes apart. A whole unit is one row, and the row strides of one row mean
+// nothing.
 type pair struct {
 	src, srcStride uint64
 	dst, dstStride uint64
@@ -28,39 +30,30 @@ type pair struct {
 	srcRow, dstRow uint64
 }
 
-// whole says whether pages that follow each other are one piece of memory on both sides.
+// whole says whether units that follow each other are one piece of memory on both sides.
 func (p *pair) whole() bool { return p.rows == 1 && p.len == p.srcStride && p.len == p.dstStride }
 
-// srcStep and dstStep are the bytes between descriptors of a prepared list.
-func (p *pair) srcStep() uint64 {
-	if p.rows == 1 {
-		return p.srcStride
-	}
-	return p.srcRow
-}
-
-func (p *pair) dstStep() uint64 {
-	if p.rows == 1 {
-		return p.dstStride
-	}
-	return p.dstRow
-}
-
 // segment is a set of pairs that one transfer can carry: all sources of one memory kind,
-// all destinations of one. A peer whose regions are of several kinds has several, and each
-// is told as part of the chunk.
+// all destinations of one, all pages dealt out alike. A peer whose regions differ in that has
+// several segments, and each is told as part of the chunk.
 type segment struct {
 	pairs              []pair
 	srcKind, dstKind   registry.Kind
 	srcDev, dstDev     uint64 // NIXL's device ids, 0 for DRAM
 	srcPages, dstPages uint64 // pages that every pair has, the fewest of its regions
+	deal               deal   // the zero one: the units are pages
 }
 
 // peerPlan is how KV pages get to one decode rank. It has no segments when this rank has no
-// KV regions: aux and state are all that goes then.
+// KV regions: aux and state are all that goes then. Either all segments deal tokens out, or
+// none does.
 type peerPlan struct {
 	segments []segment
 }
+
+// dealsTokens says whether what a chunk holds is told in tokens, and where it goes by the
+// decode's whole page list.
+func (p *peerPlan) dealsTokens() bool { return len(p.segments) > 0 && !p.segments[0].deal.whole() }
 
 // limits gives the pages that can be named on either side.
 func (p *peerPlan) limits() (src, dst uint64) {
@@ -72,10 +65,9 @@ func (p *peerPlan) limits() (src, dst uint64) {
 }
 
 // planPeer plans the KV pages from this rank to one decode rank; both come as they were
-// validated, but nothing is trusted. The plan holds no references to either. An error names
-// both geometries and wraps one of nixlkv's: ErrRegions, ErrStride, ErrMemoryKinds,
-// ErrMissingMemoryKind, ErrTopology, ErrUnsupported, or ErrLimit for more descriptors than
-// NIXL can count.
+// validated, but nothing is trusted. The plan holds no references to either. The error is a
+// *GeometryError, which wraps one of nixlkv's: ErrRegions, ErrStride, ErrMemoryKinds,
+// ErrMissingMemoryKind, ErrTopology or ErrUnsupported.
 func planPeer(l *registry.Layout, p *registry.Peer) (*peerPlan, error) {
 	segments, err := planKV(l, p)
 	plan := &peerPlan{segments}
@@ -83,7 +75,7 @@ func planPeer(l *registry.Layout, p *registry.Peer) (*peerPlan, error) {
 		err = validatePlan(plan, l, p)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("decode %q: %w (prefill: %s; decode: %s)", p.Agent, err, prefillGeometry(l), decodeGeometry(p))
+		return nil, &GeometryError{Agent: p.Agent, Prefill: prefillGeometry(l), Decode: decodeGeometry(p), Err: err}
 	}
 	return plan, nil
 }
@@ -97,7 +89,7 @@ func planKV(l *registry.Layout, p *registry.Peer) ([]segment, error) {
 	if len(l.KV) == 0 {
 		return nil, nil
 	}
-	src, mixed, err := kindsOf("source", l.KV)
+	_, mixed, err := kindsOf("source", l.KV)
 	if err != nil {
 		return nil, err
 	}
@@ -113,19 +105,14 @@ func planKV(l *registry.Layout, p *registry.Peer) ([]segment, error) {
 	case err != nil:
 		return nil, err
 	case relayout:
-		return nil, fmt.Errorf("%w: pages dealt out to a decode of DCP size %d", nixlkv.ErrUnsupported, p.Ranks.DCP)
-	case !sendsWholePages(l, p):
-		return nil, fmt.Errorf("%w: heads dealt out between TP sizes %d and %d", nixlkv.ErrUnsupported, ranks(l.Ranks.TP), ranks(p.Ranks.TP))
+		return planDeal(l, p)
 	case len(p.KV) > len(l.KV) && (mixed || dst != registry.VRAM):
 		return nil, fmt.Errorf("%w: HiSparse combined with decode-only speculative decoding: the decode has %d regions more, and not all in VRAM",
 			nixlkv.ErrUnsupported, len(p.KV)-len(l.KV))
-	case mixed:
-		return nil, fmt.Errorf("%w: destination regions of several memory kinds", nixlkv.ErrUnsupported)
+	case sendsWholePages(l, p):
+		return planPages(l, p, mixed)
 	}
-	if err := checkSameRank(l, p); err != nil {
-		return nil, err
-	}
-	return planPages(l, p, src, dst)
+	return planHeads(l, p)
 }
 
 // sendsWholePages says whether a page of this rank is all, or a layer's share of all, that
@@ -136,32 +123,6 @@ func sendsWholePages(l *registry.Layout, p *registry.Peer) bool {
 
 // hasFlatPages says whether a page is the same on every TP rank.
 func hasFlatPages(l *registry.Layout) bool { return l.MLA || l.HybridMLA }
-
-// checkSameRank refuses a decode that keeps other heads than this rank has: with equal TP
-// sizes it asks for the rank of its own number (_resolve_rank_mapping in common/conn.py).
-func checkSameRank(l *registry.Layout, p *registry.Peer) error {
-	tp := ranks(l.Ranks.TP)
-	if hasFlatPages(l) || p.Ranks.EngineRank%tp == l.Ranks.TPRank {
-		return nil
-	}
-	return fmt.Errorf("%w: prefill TP rank %d, decode TP rank %d (engine rank %d) of %d: they keep different heads",
-		nixlkv.ErrTopology, l.Ranks.TPRank, p.Ranks.EngineRank%tp, p.Ranks.EngineRank, tp)
-}
-
-// needsRelayout says whether the decode deals out tokens that lie together here, as
-// requires_dcp_relayout in common/conn.py does.
-func needsRelayout(l *registry.Layout, p *registry.Peer) (bool, error) {
-	src, dst := ranks(l.Ranks.DCP), ranks(p.Ranks.DCP)
-	switch {
-	case src == dst && l.Ranks.DCPRank == p.Ranks.DCPRank:
-		return false, nil
-	case src == dst:
-		return false, fmt.Errorf("%w: PD peers must connect matching DCP ranks: prefill %d, decode %d of %d", nixlkv.ErrTopology, l.Ranks.DCPRank, p.Ranks.DCPRank, src)
-	case src == 1 && hasFlatPages(l):
-		return true, nil
-	}
-	return false, fmt.Errorf("%w: unsupported DCP topology: prefill %d, decode %d, MLA %t", nixlkv.ErrTopology, src, dst, hasFlatPages(l))
-}
 
 // kindsOf gives the kind of the first region, and whether others have another. Every one
 // must be known.
@@ -189,3 +150,44 @@ func deviceOf(k registry.Kind, gpu uint64) uint64 {
 
 // ranks reads a number of ranks, where 0 means 1.
 func ranks(n int) int { return max(n, 1) }
+
+// planner puts pairs into segments.
+type planner struct {
+	l        *registry.Layout
+	p        *registry.Peer
+	segments []segment
+}
+
+// add appends a pair between two regions. Consecutive pairs whose destinations are of one kind
+// and whose pages are dealt out alike make one segment, as in SGLang's _kv_xfer_mem_segments
+// (nixl/conn.py); the decode counts on nothing but the number of parts.
+func (b *planner) add(src, dst registry.Region, d deal, q pair) error {
+	srcPages, dstPages := src.Pages(), dst.Pages()
+	if srcPages == 0 || dstPages == 0 {
+		return fmt.Errorf("%w: no pages: prefill %d of %d bytes, decode %d of %d bytes", nixlkv.ErrRegions, srcPages, src.ItemLen, dstPages, dst.ItemLen)
+	}
+	n := len(b.segments)
+	if n == 0 || b.segments[n-1].dstKind != dst.Kind || b.segments[n-1].deal != d {
+		b.segments = append(b.segments, segment{
+			srcKind: src.Kind, srcDev: deviceOf(src.Kind, b.l.GPU), srcPages: srcPages,
+			dstKind: dst.Kind, dstDev: deviceOf(dst.Kind, b.p.GPU), dstPages: dstPages,
+			deal: d,
+		})
+		n++
+	}
+	s := &b.segments[n-1]
+	s.srcPages, s.dstPages = min(s.srcPages, srcPages), min(s.dstPages, dstPages)
+	s.pairs = append(s.pairs, q)
+	return nil
+}
+
+// each calls plan for every region of the prefill and the decode's region at its index in at,
+// and names the two in an error.
+func (b *planner) each(at []int, plan func(i int, src, dst registry.Region) error) error {
+	for i, j := range at {
+		if err := plan(i, b.l.KV[i], b.p.KV[j]); err != nil {
+			return fmt.Errorf("prefill region %d to decode region %d: %w", i, j, err)
+		}
+	}
+	return nil
+}

@@ -7,19 +7,36 @@ import (
 	"github.com/nixlkv/nixlkv/registry"
 )
 
+// GeometryError says why KV pages cannot go from this rank to a decode rank: the geometries of
+// the two do not fit, or not in a way that can be served. The decode is refused when it
+// registers; its rooms fail with this error, those of other decodes go on.
+type GeometryError struct {
+	Agent           string // NIXL agent of the decode
+	Prefill, Decode string // what each side is, in a line
+	Err             error  // wraps ErrRegions, ErrStride, ErrTopology, … of package nixlkv
+}
+
+// Error names both geometries.
+func (e *GeometryError) Error() string {
+	return fmt.Sprintf("decode %q: %v (prefill: %s; decode: %s)", e.Agent, e.Err, e.Prefill, e.Decode)
+}
+
+// Unwrap gives Err.
+func (e *GeometryError) Unwrap() error { return e.Err }
+
 // prefillGeometry and decodeGeometry say in one line what an operator compares when two
 // sides do not fit.
 func prefillGeometry(l *registry.Layout) string {
 	k := l.Ranks
-	attention := "MHA"
+	attention := fmt.Sprintf("MHA of %d KV heads", totalHeads(l))
 	switch {
 	case l.HybridMLA:
 		attention = "hybrid MLA"
 	case l.MLA:
 		attention = "MLA"
 	}
-	return fmt.Sprintf("%s, %s, TP rank %d of %d, PP rank %d of %d from layer %d, DCP rank %d of %d",
-		describeRegions(l.KV), attention, k.TPRank, ranks(k.TP), k.PPRank, ranks(k.PP), l.StartLayer, k.DCPRank, ranks(k.DCP))
+	return fmt.Sprintf("%s, %d tokens a page, %s, TP rank %d of %d, PP rank %d of %d from layer %d, DCP rank %d of %d",
+		describeRegions(l.KV), l.PageSize, attention, k.TPRank, ranks(k.TP), k.PPRank, ranks(k.PP), l.StartLayer, k.DCPRank, ranks(k.DCP))
 }
 
 func decodeGeometry(p *registry.Peer) string {

@@ -94,14 +94,15 @@ func pick(t failer, list []nixl.Desc, indices []int32) []nixl.Desc {
 	return out
 }
 
-// byDescs and byIndex apply one chunk in the two ways there are.
+// byDescs and byIndex apply one chunk in the two ways there are. What cannot be sent by index
+// goes by descriptors both times.
 func byDescs(t failer, plan *peerPlan, c chunkPages, dst, src *memory) {
 	t.Helper()
-	runs := appendRuns(nil, c)
 	for i := range plan.segments {
 		s := &plan.segments[i]
+		runs := s.appendRuns(nil, c)
 		from, to := s.appendDescs(nil, nil, runs)
-		if n := s.descriptors(len(c.src), len(runs)); n != len(from) {
+		if n := s.descriptors(unitsIn(runs), len(runs)); n != len(from) {
 			t.Fatalf("segment %d: %d descriptors announced, %d made", i, n, len(from))
 		}
 		checkDevices(t, s, from, to)
@@ -113,7 +114,16 @@ func byIndex(t failer, plan *peerPlan, c chunkPages, dst, src *memory) {
 	t.Helper()
 	for i := range plan.segments {
 		s := &plan.segments[i]
+		if !s.preparable() {
+			byDescs(t, &peerPlan{segments: plan.segments[i : i+1]}, c, dst, src)
+			continue
+		}
 		from, to := expand(s.appendSourceRuns(nil)), expand(s.appendDestinationRuns(nil))
+		for _, d := range to {
+			if _, _, ok := dst.at(d.Addr, d.Len); !ok {
+				t.Fatalf("%+v of the prepared list is not in the memory", d)
+			}
+		}
 		a, b := s.appendIndices(nil, nil, c)
 		from, to = pick(t, from, a), pick(t, to, b)
 		checkDevices(t, s, from, to)
@@ -257,8 +267,8 @@ func (w worldShape) build(t *rapid.T) *world {
 		o.dst = append(o.dst, buffer{name, registry.Region{Len: stride * pages, ItemLen: stride, LayerID: id, Kind: w.dstKind}})
 	}
 	base := rapid.SampledFrom([]uint64{4096, 0x7f00_0000_0000, 0xffff_81ab_54e0_1000}).Draw(t, "base")
-	place(o.src, &o.from, base, false, rapid.IntRange(0, 3).Draw(t, "gap"))
-	place(o.dst, &o.to, base, rapid.Bool().Draw(t, "interleaved"), rapid.IntRange(0, 3).Draw(t, "gap"))
+	placeBuffers(o.src, &o.from, base, false, rapid.IntRange(0, 3).Draw(t, "gap"))
+	placeBuffers(o.dst, &o.to, base, rapid.Bool().Draw(t, "interleaved"), rapid.IntRange(0, 3).Draw(t, "gap"))
 	for _, b := range o.src {
 		o.layout.KV = append(o.layout.KV, b.region)
 	}
@@ -277,9 +287,9 @@ func (w worldShape) groups() int {
 	return 2
 }
 
-// place gives the buffers addresses: one behind the other, gap bytes apart, or page by page
+// placeBuffers gives the buffers addresses: one behind the other, gap bytes apart, or page by page
 // interleaved, so that the stride of each is a page of all.
-func place(buffers []buffer, m *memory, base uint64, interleaved bool, gap int) {
+func placeBuffers(buffers []buffer, m *memory, base uint64, interleaved bool, gap int) {
 	if !interleaved {
 		for i := range buffers {
 			r := &buffers[i].region
@@ -347,11 +357,7 @@ func (o *world) drawChunks(t *rapid.T) {
 		if len(o.chunks) == 2 {
 			n = len(src) - at
 		}
-		c, err := chunkAt(src[at:at+n], at, dst)
-		if err != nil {
-			t.Fatal(err)
-		}
-		o.chunks = append(o.chunks, c)
+		o.chunks = append(o.chunks, chunkPages{src: src[at : at+n], dst: dst[at : at+n]})
 		at += n
 		if len(o.chunks) == 3 {
 			return

@@ -8,50 +8,50 @@ import (
 )
 
 // planPages plans whole pages: the bytes are the source's item length, each side has its own
-// stride. All regions are of one kind on either side, and the decode has no fewer than this
-// rank.
-func planPages(l *registry.Layout, p *registry.Peer, src, dst registry.Kind) ([]segment, error) {
-	at, err := pairRegions(l, p)
+// stride, so that a page may lie in a longer one of a host pool (_prep_equal_tp_dlist in
+// SGLang's nixl/conn.py). The decode has no fewer regions than this rank; mixed says that they
+// are of several memory kinds (_init_mixed_equal_tp_prep_handles).
+func planPages(l *registry.Layout, p *registry.Peer, mixed bool) ([]segment, error) {
+	if err := checkSameRank(l, p); err != nil {
+		return nil, err
+	}
+	pairRegions := pairRegions
+	if mixed {
+		pairRegions = pairEqualCounts
+	}
+	pairing, err := pairRegions(l, p)
 	if err != nil {
 		return nil, err
 	}
-	s := segment{
-		pairs:   make([]pair, 0, len(at)),
-		srcKind: src, srcDev: deviceOf(src, l.GPU),
-		dstKind: dst, dstDev: deviceOf(dst, p.GPU),
-	}
-	for i, j := range at {
-		if err := s.addPages(l.KV[i], p.KV[j]); err != nil {
-			return nil, fmt.Errorf("prefill region %d to decode region %d: %w", i, j, err)
+	b := planner{l: l, p: p}
+	err = b.each(pairing.at, func(_ int, src, dst registry.Region) error {
+		if dst.ItemLen < src.ItemLen {
+			return fmt.Errorf("%w: a page has %d bytes at the prefill, %d at the decode", nixlkv.ErrStride, src.ItemLen, dst.ItemLen)
 		}
-	}
-	return []segment{s}, nil
+		if pairing.exact && dst.ItemLen != src.ItemLen {
+			return fmt.Errorf("%w: decode KV cell geometry differs: a page has %d bytes at the prefill, %d at the decode", nixlkv.ErrRegions, src.ItemLen, dst.ItemLen)
+		}
+		return b.add(src, dst, deal{}, wholePages(src, dst))
+	})
+	return b.segments, err
 }
 
-// addPages adds the pair that copies whole pages between two regions.
-func (s *segment) addPages(src, dst registry.Region) error {
-	switch {
-	case dst.ItemLen < src.ItemLen:
-		return fmt.Errorf("%w: a page has %d bytes at the prefill, %d at the decode", nixlkv.ErrStride, src.ItemLen, dst.ItemLen)
-	case src.Pages() == 0 || dst.Pages() == 0:
-		return fmt.Errorf("%w: no pages: prefill %d of %d bytes, decode %d of %d bytes",
-			nixlkv.ErrRegions, src.Pages(), src.ItemLen, dst.Pages(), dst.ItemLen)
-	}
-	s.limitPages(src.Pages(), dst.Pages())
-	s.pairs = append(s.pairs, pair{
+// wholePages copies a page of the source to the beginning of a page of the destination.
+func wholePages(src, dst registry.Region) pair {
+	return pair{
 		src: src.Base, srcStride: src.ItemLen,
 		dst: dst.Base, dstStride: dst.ItemLen,
 		len: src.ItemLen, rows: 1,
-	})
-	return nil
+	}
 }
 
-// limitPages narrows the pages that can be named to what a further pair has. It is called
-// before the pair is appended.
-func (s *segment) limitPages(src, dst uint64) {
-	if len(s.pairs) == 0 {
-		s.srcPages, s.dstPages = src, dst
-		return
+// checkSameRank refuses a decode that keeps other heads than this rank has: with equal TP
+// sizes it asks for the rank of its own number (_resolve_rank_mapping in common/conn.py).
+func checkSameRank(l *registry.Layout, p *registry.Peer) error {
+	tp := ranks(l.Ranks.TP)
+	if hasFlatPages(l) || p.Ranks.EngineRank%tp == l.Ranks.TPRank {
+		return nil
 	}
-	s.srcPages, s.dstPages = min(s.srcPages, src), min(s.dstPages, dst)
+	return fmt.Errorf("%w: prefill TP rank %d, decode TP rank %d (engine rank %d) of %d: they keep different heads",
+		nixlkv.ErrTopology, l.Ranks.TPRank, p.Ranks.EngineRank%tp, p.Ranks.EngineRank, tp)
 }

@@ -7,45 +7,89 @@ import (
 	"github.com/nixlkv/nixlkv/registry"
 )
 
-// pairRegions gives, for each region of this rank, the index of the decode's region that
-// takes its pages; the decode has no fewer regions. The rules are those of SGLang's
-// _build_transfer_dst_indices and build_transfer_entry_pairs (0.5.21 and later; earlier
-// releases refuse what they map by span). They are the same for a decode of any release,
-// since it does not know which region a page came from.
-func pairRegions(l *registry.Layout, p *registry.Peer) ([]int, error) {
-	srcIDs, err := haveLayers("prefill", l.KV)
+// pairing gives, for each region of this rank, the index of the decode's region that takes
+// its pages.
+type pairing struct {
+	at []int
+	// exact: nothing but the number of regions told which belong together, so pages of another
+	// length mean that the two sides do not mean the same layers.
+	exact bool
+}
+
+// pairRegions pairs the regions where each goes as a whole, or token by token; the decode has
+// no fewer. The rules are those of SGLang's _build_transfer_dst_indices and
+// build_transfer_entry_pairs (0.5.21 and later; earlier releases refuse what they map by
+// span). They are the same for a decode of any release, since it does not know which region a
+// page came from.
+func pairRegions(l *registry.Layout, p *registry.Peer) (pairing, error) {
+	srcIDs, dstIDs, err := layerIDs(l, p)
 	if err != nil {
-		return nil, err
-	}
-	dstIDs, err := haveLayers("decode", p.KV)
-	if err != nil {
-		return nil, err
-	}
-	if l.DraftRegions < 0 || l.DraftRegions > len(l.KV) {
-		return nil, fmt.Errorf("%w: %d of %d regions are a draft's", nixlkv.ErrRegions, l.DraftRegions, len(l.KV))
+		return pairing{}, err
 	}
 	pp := ranks(l.Ranks.PP)
 	switch {
 	case srcIDs && dstIDs:
 		return pairByLayer(l.KV, p.KV)
 	case pp > 1 && srcIDs != dstIDs:
-		return nil, fmt.Errorf("%w: layer metadata from one peer only, with prefill PP %d: prefill %t, decode %t", nixlkv.ErrRegions, pp, srcIDs, dstIDs)
+		return pairing{}, fmt.Errorf("%w: layer metadata from one peer only, with prefill PP %d: prefill %t, decode %t", nixlkv.ErrRegions, pp, srcIDs, dstIDs)
 	case len(l.KV) == len(p.KV):
 		return pairInOrder(len(l.KV)), nil
 	case pp == 1:
-		if err := checkExtra(l, p); err != nil {
-			return nil, err
-		}
-		return pairInOrder(len(l.KV)), nil
+		return pairLeading(l, p)
 	case l.MLA && !l.HybridMLA && len(l.CompressionRatios) == 0:
 		return pairBySpan(l, p)
+	case l.MLA && !l.HybridMLA:
+		return pairCompressedStage(l, p)
 	}
-	// Which of the decode's regions belong to this stage cannot be known: a draft may follow
-	// its K and V.
-	return nil, fmt.Errorf("%w: prefill PP %d needs layer ids on both sides: %d regions at the prefill, %d at the decode", nixlkv.ErrRegions, pp, len(l.KV), len(p.KV))
+	return pairing{}, needsLayerIDs(l, p)
 }
 
-// haveLayers says whether the regions have layer ids: all of them, or none.
+// pairEqualCounts pairs as many regions on either side, as SGLang does where the decode's are
+// of several memory kinds: by position. Layer ids on both sides may say better.
+func pairEqualCounts(l *registry.Layout, p *registry.Peer) (pairing, error) {
+	srcIDs, dstIDs, err := layerIDs(l, p)
+	switch {
+	case err != nil:
+		return pairing{}, err
+	case srcIDs && dstIDs:
+		return pairByLayer(l.KV, p.KV)
+	case len(l.KV) == len(p.KV):
+		return pairInOrder(len(l.KV)), nil
+	}
+	return pairing{}, needsLayerIDs(l, p)
+}
+
+// pairHeads pairs K with K and V with V where heads are dealt out between different TP sizes.
+// SGLang goes by position and by the stage's layers alone (get_mha_kv_ptrs_with_pp in
+// common/conn.py); where both sides tell layer ids they are right as well where that is not.
+func pairHeads(l *registry.Layout, p *registry.Peer) (pairing, error) {
+	srcIDs, dstIDs, err := layerIDs(l, p)
+	switch {
+	case err != nil:
+		return pairing{}, err
+	case srcIDs && dstIDs:
+		return pairByLayer(l.KV, p.KV)
+	case len(l.KV) == len(p.KV):
+		return pairInOrder(len(l.KV)), nil
+	case ranks(l.Ranks.PP) == 1:
+		return pairLeading(l, p)
+	case l.DraftRegions == 0:
+		return pairHeadStage(l, p)
+	}
+	return pairing{}, needsLayerIDs(l, p)
+}
+
+// layerIDs says which sides tell layer ids, each for all of its regions or for none.
+func layerIDs(l *registry.Layout, p *registry.Peer) (src, dst bool, err error) {
+	if l.DraftRegions < 0 || l.DraftRegions > len(l.KV) {
+		return false, false, fmt.Errorf("%w: %d of %d regions are a draft's", nixlkv.ErrRegions, l.DraftRegions, len(l.KV))
+	}
+	if src, err = haveLayers("prefill", l.KV); err == nil {
+		dst, err = haveLayers("decode", p.KV)
+	}
+	return src, dst, err
+}
+
 func haveLayers(side string, regions []registry.Region) (bool, error) {
 	n := 0
 	for _, r := range regions {
@@ -59,9 +103,16 @@ func haveLayers(side string, regions []registry.Region) (bool, error) {
 	return n != 0, nil
 }
 
+// needsLayerIDs refuses a stage of which nothing tells where its regions are among the
+// decode's: a draft may follow the decode's K and V.
+func needsLayerIDs(l *registry.Layout, p *registry.Peer) error {
+	return fmt.Errorf("%w: prefill PP %d needs layer ids on both sides: %d regions at the prefill, %d at the decode",
+		nixlkv.ErrRegions, ranks(l.Ranks.PP), len(l.KV), len(p.KV))
+}
+
 // pairByLayer pairs the n-th region of a layer with the n-th of that layer: K with K, V with
 // V, whatever lies between.
-func pairByLayer(src, dst []registry.Region) ([]int, error) {
+func pairByLayer(src, dst []registry.Region) (pairing, error) {
 	free := make(map[int][]int, len(dst))
 	for j, r := range dst {
 		free[r.LayerID] = append(free[r.LayerID], j)
@@ -70,82 +121,62 @@ func pairByLayer(src, dst []registry.Region) ([]int, error) {
 	for i, r := range src {
 		js := free[r.LayerID]
 		if len(js) == 0 {
-			return nil, fmt.Errorf("%w: the decode has no region left for prefill region %d of model layer %d", nixlkv.ErrRegions, i, r.LayerID)
+			return pairing{}, fmt.Errorf("%w: the decode has no region left for prefill region %d of model layer %d", nixlkv.ErrRegions, i, r.LayerID)
 		}
 		at[i], free[r.LayerID] = js[0], js[1:]
 	}
-	return at, nil
+	return pairing{at: at}, nil
 }
 
 // pairInOrder pairs by position.
-func pairInOrder(n int) []int {
+func pairInOrder(n int) pairing {
 	at := make([]int, n)
 	for i := range at {
 		at[i] = i
 	}
-	return at
+	return pairing{at: at}
 }
 
-// pairBySpan pairs a stage of plain MLA with its layers in a decode that has more regions,
-// one a layer in ascending order. A draft's regions lie behind all layers: those of the last
-// stage follow its own, those of another are the decode's last ones (get_mla_kv_ptrs_with_pp
-// in common/conn.py, 0.5.22).
-func pairBySpan(l *registry.Layout, p *registry.Peer) ([]int, error) {
-	layers, start, draft := len(l.KV)-l.DraftRegions, l.StartLayer, len(p.KV)-l.DraftRegions
-	if l.Ranks.PPRank == l.Ranks.PP-1 {
-		draft = start + layers
-	}
-	if start < 0 || start > len(p.KV) || start+layers > draft || draft+l.DraftRegions > len(p.KV) {
-		return nil, fmt.Errorf("%w: model layers %d to %d, and %d draft regions, are not all among the decode's %d regions",
-			nixlkv.ErrRegions, start, start+layers, l.DraftRegions, len(p.KV))
-	}
-	at := make([]int, len(l.KV))
-	for i := range at {
-		j := start + i
-		if i >= layers {
-			j = draft + i - layers
-		}
-		// A number of regions proves nothing; that pages are equal is what tells that the two
-		// sides mean the same layers.
-		if l.KV[i].ItemLen != p.KV[j].ItemLen {
-			return nil, fmt.Errorf("%w: decode KV cell geometry differs: prefill region %d has pages of %d bytes, decode region %d of %d",
-				nixlkv.ErrRegions, i, l.KV[i].ItemLen, j, p.KV[j].ItemLen)
-		}
-		at[i] = j
-	}
-	return at, nil
-}
-
-// checkExtra refuses a decode with more regions whose first ones are not this rank's. What
-// it may have more are the layers of a draft model that only the decode runs: they follow.
-func checkExtra(l *registry.Layout, p *registry.Peer) error {
+// pairLeading pairs with the first of a decode's regions, of which there are more: what it has
+// more are the layers of a draft model that only the decode runs, and they follow. It refuses
+// where the first ones are not this rank's.
+func pairLeading(l *registry.Layout, p *registry.Peer) (pairing, error) {
 	if l.DraftRegions > 0 && !hasFlatPages(l) {
-		return fmt.Errorf("%w: the draft's K and V cannot be told apart without layer ids: %d regions at the prefill, %d of them the draft's, %d at the decode",
+		return pairing{}, fmt.Errorf("%w: the draft's K and V cannot be told apart without layer ids: %d regions at the prefill, %d of them the draft's, %d at the decode",
 			nixlkv.ErrRegions, len(l.KV), l.DraftRegions, len(p.KV))
 	}
-	if len(l.CompressionRatios) == 0 {
-		return nil
-	}
-	// Compressed MLA groups its regions by kind of buffer, so the start of a longer list is
-	// this rank's only if the groups are of one size (_mla_slice_ptrs_for_pp, 0.5.22).
-	var c4, c128 int
-	for _, r := range l.CompressionRatios {
-		switch r {
-		case 4:
-			c4++
-		case 128:
-			c128++
+	if len(l.CompressionRatios) > 0 {
+		// Compressed MLA groups its regions by kind of buffer, so the start of a longer list is
+		// this rank's only if the groups are of one size (_mla_slice_ptrs_for_pp, 0.5.22).
+		n, g := len(l.KV)-l.DraftRegions, compressedGroups(l.CompressionRatios)
+		if n != g.onePool() && n != g.twoPools() {
+			return pairing{}, fmt.Errorf("%w: unexpected compressed-MLA pointer count: %d at the prefill, %d at the decode; %d are one pool a layer, %d are two",
+				nixlkv.ErrRegions, n, len(p.KV), g.onePool(), g.twoPools())
+		}
+		if n == g.onePool() && len(p.KV)-l.DraftRegions == g.twoPools() {
+			return pairing{}, fmt.Errorf("%w: PD peers disagree on the compressed-MLA KV layout: %d regions at the prefill (one pool a layer), %d at the decode (two)",
+				nixlkv.ErrRegions, len(l.KV), len(p.KV))
 		}
 	}
-	onePool, twoPools := 2*c4+c128, 3*c4+2*c128
-	n := len(l.KV) - l.DraftRegions
-	if n != onePool && n != twoPools {
-		return fmt.Errorf("%w: unexpected compressed-MLA pointer count: %d at the prefill, %d at the decode; %d are one pool a layer, %d are two",
-			nixlkv.ErrRegions, n, len(p.KV), onePool, twoPools)
-	}
-	if n == onePool && len(p.KV)-l.DraftRegions == twoPools {
-		return fmt.Errorf("%w: PD peers disagree on the compressed-MLA KV layout: %d regions at the prefill (one pool a layer), %d at the decode (two)",
-			nixlkv.ErrRegions, len(l.KV), len(p.KV))
-	}
-	return nil
+	return pairInOrder(len(l.KV)), nil
 }
+
+// compressed counts the layers of a compressed-MLA model by their ratio.
+type compressed struct{ c4, c128 int }
+
+func compressedGroups(ratios []int) (g compressed) {
+	for _, r := range ratios {
+		switch r {
+		case 4:
+			g.c4++
+		case 128:
+			g.c128++
+		}
+	}
+	return g
+}
+
+// onePool and twoPools count the regions of all layers. A layer of ratio 4 has its KV and an
+// indexer's, one of ratio 128 its KV; with two pools each KV has a second region.
+func (g compressed) onePool() int  { return 2*g.c4 + g.c128 }
+func (g compressed) twoPools() int { return 3*g.c4 + 2*g.c128 }

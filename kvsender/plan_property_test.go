@@ -99,7 +99,7 @@ func anySegment(t *rapid.T) (*peerPlan, *registry.Layout, *registry.Peer) {
 		p.KV = append(p.KV, registry.Region{Base: dst, Len: s.dstPages * rows * dstRow, ItemLen: rows * dstRow, Kind: registry.VRAM, LayerID: registry.NoLayer})
 		src, dst = src+s.srcPages*rows*srcRow, dst+s.dstPages*rows*dstRow
 	}
-	return &peerPlan{[]segment{s}}, l, p
+	return &peerPlan{segments: []segment{s}}, l, p
 }
 
 // Rows, and pairs that share regions, are described alike by index and by descriptors, and

@@ -2,6 +2,7 @@ package kvsender
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -138,8 +139,6 @@ func TestPlanRefuses(t *testing.T) {
 			nixlkv.ErrMemoryKinds, "unsupported destination kind 9"},
 		{"mixed source kinds", 2, 2, func(l *registry.Layout, _ *registry.Peer) { l.KV[1].Kind = registry.DRAM },
 			nixlkv.ErrMemoryKinds, "source regions of several kinds"},
-		{"mixed destination kinds", 2, 2, func(_ *registry.Layout, p *registry.Peer) { p.KV[1].Kind = registry.DRAM },
-			nixlkv.ErrUnsupported, "several memory kinds"},
 		{"mixed kinds and a draft", 2, 3, func(_ *registry.Layout, p *registry.Peer) { p.KV[2].Kind = registry.DRAM },
 			nixlkv.ErrUnsupported, "HiSparse combined with decode-only speculative decoding"},
 		{"host memory and a draft", 2, 3, func(_ *registry.Layout, p *registry.Peer) { withKind(p.KV, registry.DRAM) },
@@ -149,13 +148,9 @@ func TestPlanRefuses(t *testing.T) {
 		{"no page size", 2, 2, func(_ *registry.Layout, p *registry.Peer) { p.KV[0].ItemLen = 0 }, nixlkv.ErrStride, "0 at the decode"},
 		{"no pages", 2, 2, func(_ *registry.Layout, p *registry.Peer) { p.KV[0].Len = 0 }, nixlkv.ErrRegions, "no pages"},
 		{"no pages at the prefill", 2, 2, func(l *registry.Layout, _ *registry.Peer) { l.KV[1].ItemLen = 0 }, nixlkv.ErrRegions, "no pages"},
-		{"different TP", 2, 2, func(l *registry.Layout, p *registry.Peer) { l.Ranks.TP, p.Ranks.TP = 2, 4 },
-			nixlkv.ErrUnsupported, "TP sizes 2 and 4"},
 		{"equal TP, another rank", 2, 2, func(l *registry.Layout, p *registry.Peer) {
 			l.Ranks.TP, l.Ranks.TPRank, p.Ranks.TP, p.Ranks.EngineRank = 2, 1, 2, 2
 		}, nixlkv.ErrTopology, "they keep different heads"},
-		{"decode DCP", 2, 2, func(l *registry.Layout, p *registry.Peer) { l.MLA, p.Ranks.DCP = true, 2 },
-			nixlkv.ErrUnsupported, "DCP size 2"},
 		{"decode DCP without MLA", 2, 2, func(_ *registry.Layout, p *registry.Peer) { p.Ranks.DCP = 2 },
 			nixlkv.ErrTopology, "unsupported DCP topology"},
 		{"prefill DCP", 2, 2, func(l *registry.Layout, _ *registry.Peer) { l.MLA, l.Ranks.DCP = true, 2 },
@@ -182,6 +177,16 @@ func TestPlanRefuses(t *testing.T) {
 		{"a stage of compressed MLA without ids", 2, 4, func(l *registry.Layout, _ *registry.Peer) {
 			l.MLA, l.Ranks.PP, l.CompressionRatios = true, 2, []int{4, 4}
 		}, nixlkv.ErrRegions, "needs layer ids"},
+		{"a stage of compressed MLA past its layers", 2, 4, func(l *registry.Layout, _ *registry.Peer) {
+			l.MLA, l.Ranks.PP, l.CompressionRatios, l.StartLayer, l.EndLayer = true, 2, []int{4, 4}, 1, 3
+		}, nixlkv.ErrRegions, "1 to 3 of 2"},
+		{"a stage of compressed MLA of two pools", 3, 6, func(l *registry.Layout, _ *registry.Peer) {
+			l.MLA, l.Ranks.PP, l.CompressionRatios, l.EndLayer = true, 2, []int{4, 4}, 1
+		}, nixlkv.ErrRegions, "unexpected compressed-MLA pointer count"},
+		{"a stage of compressed MLA of wider pages", 2, 4, func(l *registry.Layout, p *registry.Peer) {
+			l.MLA, l.Ranks.PP, l.CompressionRatios, l.EndLayer = true, 2, []int{4, 4}, 1
+			p.KV[2].ItemLen = 512
+		}, nixlkv.ErrRegions, "decode KV cell geometry differs"},
 		{"MLA span past the decode's regions", 2, 3, func(l *registry.Layout, _ *registry.Peer) {
 			l.MLA, l.Ranks.PP, l.Ranks.PPRank, l.StartLayer = true, 2, 1, 2
 		}, nixlkv.ErrRegions, "model layers 2 to 4"},
@@ -215,11 +220,6 @@ func TestPlanRefuses(t *testing.T) {
 			nixlkv.ErrRegions, "lie in no region"},
 		{"decode region at address 0", 1, 1, func(_ *registry.Layout, p *registry.Peer) { p.KV[0].Base = 0 },
 			nixlkv.ErrRegions, "lie in no region"},
-		{"more descriptors than NIXL counts", 2, 2, func(_ *registry.Layout, p *registry.Peer) {
-			for i := range p.KV {
-				p.KV[i].Base, p.KV[i].Len = uint64(i+1)<<50, 256<<30
-			}
-		}, nixlkv.ErrLimit, "at most 2147483647 descriptors"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l, p := sides(c.n, c.m)
@@ -230,27 +230,53 @@ func TestPlanRefuses(t *testing.T) {
 			if plan != nil || !errors.Is(err, c.want) {
 				t.Fatalf("%+v, %v, expected %v", plan, err, c.want)
 			}
-			for _, text := range []string{c.text, `decode "agent-7"`, prefillGeometry(l), decodeGeometry(p)} {
-				if !strings.Contains(err.Error(), text) {
-					t.Errorf("%v\ndoes not say %q", err, text)
-				}
-			}
+			mustName(t, err, l, p, c.text)
 		})
 	}
 }
 
-// The last page that fits 2^31 - 1 descriptors, and memory up to the last byte, are usable.
+// mustName checks that an error is a *GeometryError that tells both sides, and what is wrong.
+func mustName(t *testing.T, err error, l *registry.Layout, p *registry.Peer, text string) {
+	t.Helper()
+	var g *GeometryError
+	if !errors.As(err, &g) || g.Agent != p.Agent || g.Prefill != prefillGeometry(l) || g.Decode != decodeGeometry(p) {
+		t.Errorf("%+v of %v", g, err)
+	}
+	for _, s := range []string{text, fmt.Sprintf("decode %q", p.Agent), prefillGeometry(l), decodeGeometry(p)} {
+		if !strings.Contains(err.Error(), s) {
+			t.Errorf("%v\ndoes not say %q", err, s)
+		}
+	}
+}
+
+// The last page that has a number, and memory up to the last byte, are usable; lists are
+// prepared up to their bound.
 func TestPlanLimits(t *testing.T) {
 	l, p := sides(1, 1)
 	p.KV[0].Len = 256 * math.MaxInt32
-	s := &mustPlan(t, l, p).segments[0]
+	plan := mustPlan(t, l, p)
 	c := chunkPages{src: []int32{63}, dst: []int32{math.MaxInt32 - 1}}
-	if err := checkPages(&peerPlan{[]segment{*s}}, c); err != nil {
-		t.Fatal(err)
+	if err := checkPages(plan, c); err != nil || plan.segments[0].preparable() {
+		t.Fatal(err, "or a list of 2^31 - 1 descriptors is prepared")
 	}
-	if _, dst := s.appendIndices(nil, nil, c); dst[0] != math.MaxInt32-1 {
-		t.Errorf("index %d", dst[0])
+	if _, to := plan.segments[0].appendDescs(nil, nil, appendRuns(nil, c)); to[0].Addr != p.KV[0].Base+p.KV[0].Len-256 {
+		t.Errorf("descriptor %+v", to[0])
 	}
+	l, p = sides(2, 2)
+	p.KV[1].Base = 1 << 50
+	for i := range p.KV {
+		p.KV[i].Len = 256 * maxPrepared / 2
+	}
+	s := &mustPlan(t, l, p).segments[0]
+	c.dst[0] = maxPrepared/2 - 1
+	if _, dst := s.appendIndices(nil, nil, c); !s.preparable() || dst[1] != maxPrepared-1 {
+		t.Errorf("indices %v, prepared %t", dst, s.preparable())
+	}
+	s.dstPages++
+	if s.preparable() {
+		t.Error("a longer list is prepared")
+	}
+	l, p = sides(1, 1)
 	p.KV[0] = region(1<<64-64*256, 256, registry.NoLayer, registry.VRAM)
 	s = &mustPlan(t, l, p).segments[0]
 	c.dst[0] = 63
@@ -267,10 +293,16 @@ func TestPlanWithoutRegions(t *testing.T) {
 	if len(plan.segments) != 0 {
 		t.Fatalf("plan %+v", plan)
 	}
+	if err := plan.checkRoom(Plan{}, 1, 0, nil); err != nil {
+		t.Error(err)
+	}
+	if err := plan.checkRoom(Plan{Pages: 1}, 1, 0, []int32{1}); !errors.Is(err, nixlkv.ErrMissingMemoryKind) {
+		t.Error(err)
+	}
 	if err := checkPages(plan, chunkPages{}); err != nil {
 		t.Error(err)
 	}
-	err := checkPages(plan, chunkPages{[]int32{1}, []int32{2}})
+	err := checkPages(plan, chunkPages{src: []int32{1}, dst: []int32{2}})
 	if !errors.Is(err, nixlkv.ErrMissingMemoryKind) || !strings.Contains(err.Error(), "Missing NIXL source KV memory kind") {
 		t.Error(err)
 	}

@@ -13,8 +13,8 @@ import (
 
 // validatePlan checks a plan, whatever made it, before any descriptor is: a write of a bad
 // one cannot be taken back. With pages below limits, every piece then lies inside a region of
-// the layout and a region of the peer, of its kind and on its device, no address or index
-// overflows, and no two pieces of different pages or pairs are written to the same place.
+// the layout and a region of the peer, of its kind and on its device, no address overflows,
+// and no two pieces of different units or pairs are written to the same place.
 func validatePlan(plan *peerPlan, l *registry.Layout, p *registry.Peer) error {
 	src, dst := spansByKind(l.KV), spansByKind(p.KV)
 	var written [registry.DRAM + 1][]stripe
@@ -23,12 +23,15 @@ func validatePlan(plan *peerPlan, l *registry.Layout, p *registry.Peer) error {
 		if err := s.validate(l.GPU, p.GPU); err != nil {
 			return fmt.Errorf("segment %d: %w", i, err)
 		}
+		if s.deal.whole() == plan.dealsTokens() {
+			return fmt.Errorf("%w: segment %d deals tokens out, others do not, or the other way round", nixlkv.ErrRegions, i)
+		}
 		for k := range s.pairs {
 			q := &s.pairs[k]
 			if err := q.validate(s, src[s.srcKind], dst[s.dstKind]); err != nil {
 				return fmt.Errorf("segment %d, pair %d: %w", i, k, err)
 			}
-			written[s.dstKind] = append(written[s.dstKind], q.stripe(s.dstPages))
+			written[s.dstKind] = append(written[s.dstKind], q.stripe(s))
 		}
 	}
 	for _, w := range written {
@@ -52,24 +55,26 @@ func (s *segment) validate(srcGPU, dstGPU uint64) error {
 	if len(s.pairs) == 0 || s.srcPages == 0 || s.dstPages == 0 {
 		return fmt.Errorf("%w: %d pairs, %d source pages, %d destination pages", nixlkv.ErrRegions, len(s.pairs), s.srcPages, s.dstPages)
 	}
-	var rows uint64
-	for i := range s.pairs {
-		r := s.pairs[i].rows
-		if r == 0 || r > math.MaxInt32 {
-			return fmt.Errorf("%w: pair %d has %d rows", nixlkv.ErrRegions, i, r)
-		}
-		rows += r // at most 2^31 for each of the pairs that fit into memory
+	if d := s.deal; !d.whole() && (d.srcTokens == 0 || d.dstTokens == 0 || d.rank >= d.ranks) {
+		return fmt.Errorf("%w: pages of %d and %d tokens dealt out to rank %d of %d", nixlkv.ErrRegions, d.srcTokens, d.dstTokens, d.rank, d.ranks)
 	}
-	for _, side := range []struct {
-		name  string
-		pages uint64
-	}{{"source", s.srcPages}, {"destination", s.dstPages}} {
-		if over, n := bits.Mul64(rows, side.pages); over != 0 || n > math.MaxInt32 {
-			return fmt.Errorf("%w: %d pages of %d pieces at the %s: NIXL counts at most %d descriptors in a list",
-				nixlkv.ErrLimit, side.pages, rows, side.name, math.MaxInt32)
+	for i := range s.pairs {
+		if r := s.pairs[i].rows; r == 0 || r > math.MaxInt32 || r > 1 && !s.deal.whole() {
+			return fmt.Errorf("%w: pair %d has %d rows", nixlkv.ErrRegions, i, r)
 		}
 	}
 	return nil
+}
+
+// srcUnits and dstUnits count the units that every pair has.
+func (s *segment) srcUnits() (n uint64, ok bool) { return unitsOf(s.srcPages, s.deal.srcTokens) }
+func (s *segment) dstUnits() (n uint64, ok bool) { return unitsOf(s.dstPages, s.deal.dstTokens) }
+
+// unitsOf counts the units of pages of so many tokens, 0 where pages go whole; false if they
+// do not fit 64 bits.
+func unitsOf(pages, tokens uint64) (uint64, bool) {
+	over, n := bits.Mul64(pages, max(tokens, 1))
+	return n, over == 0
 }
 
 // validate checks one pair of a segment.
@@ -77,28 +82,31 @@ func (p *pair) validate(s *segment, src, dst spans) error {
 	if p.len == 0 {
 		return fmt.Errorf("%w: pieces of no bytes", nixlkv.ErrRegions)
 	}
+	srcUnits, srcOK := s.srcUnits()
+	dstUnits, dstOK := s.dstUnits()
 	for _, side := range []struct {
 		name              string
 		base, stride, row uint64
-		pages             uint64
+		units             uint64
+		ok                bool
 		regions           spans
 	}{
-		{"source", p.src, p.srcStride, p.srcRow, s.srcPages, src},
-		{"destination", p.dst, p.dstStride, p.dstRow, s.dstPages, dst},
+		{"source", p.src, p.srcStride, p.srcRow, srcUnits, srcOK, src},
+		{"destination", p.dst, p.dstStride, p.dstRow, dstUnits, dstOK, dst},
 	} {
 		step := side.stride
 		if p.rows > 1 {
 			step = side.row
-			if over, n := bits.Mul64(side.row, p.rows); over != 0 || n != side.stride {
-				return fmt.Errorf("%w: %d rows, %d bytes apart, do not fill a %s page of %d bytes", nixlkv.ErrStride, p.rows, side.row, side.name, side.stride)
+			if over, n := bits.Mul64(side.row, p.rows); over != 0 || n > side.stride {
+				return fmt.Errorf("%w: %d rows, %d bytes apart, do not fit a %s page of %d bytes", nixlkv.ErrStride, p.rows, side.row, side.name, side.stride)
 			}
 		}
 		if p.len > step {
 			return fmt.Errorf("%w: %d bytes, %s %d", nixlkv.ErrStride, p.len, side.name, step)
 		}
-		last, ok := lastByte(side.base, step, side.pages*p.rows, p.len)
-		if side.base == 0 || !ok || !side.regions.contain(side.base, last) {
-			return fmt.Errorf("%w: %d %s pages of %d bytes at %#x lie in no region", nixlkv.ErrRegions, side.pages, side.name, side.stride, side.base)
+		last, ok := lastByte(side.base, side.stride, side.units, (p.rows-1)*side.row+p.len)
+		if side.base == 0 || !side.ok || !ok || !side.regions.contain(side.base, last) {
+			return fmt.Errorf("%w: %d %s units of %d bytes at %#x lie in no region", nixlkv.ErrRegions, side.units, side.name, side.stride, side.base)
 		}
 	}
 	return nil
@@ -151,9 +159,19 @@ func (s spans) contain(first, last uint64) bool {
 // stripe is what a pair can write: n bytes at every step from first, up to the byte last.
 type stripe struct{ first, last, step, n uint64 }
 
-func (p *pair) stripe(pages uint64) stripe {
-	last, _ := lastByte(p.dst, p.dstStep(), pages*p.rows, p.len) // it was checked
-	return stripe{p.dst, last, p.dstStep(), p.len}
+// stripe gives what a pair can write, row by row where rows fill their page, else page by
+// page, with what lies between the rows.
+func (p *pair) stripe(s *segment) stripe {
+	units, _ := s.dstUnits() // it was checked, and so is the last byte
+	w := stripe{first: p.dst, step: p.dstStride, n: p.len}
+	inner := (p.rows-1)*p.dstRow + p.len
+	w.last, _ = lastByte(p.dst, p.dstStride, units, inner)
+	if p.rows > 1 {
+		if w.n = inner; p.rows*p.dstRow == p.dstStride {
+			w.step, w.n = p.dstRow, p.len
+		}
+	}
+	return w
 }
 
 // checkDisjoint refuses stripes that share a byte. Stripes whose ranges overlap must have

@@ -3,6 +3,7 @@ package kvsender
 import (
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -35,10 +36,13 @@ func TestValidatePlan(t *testing.T) {
 		{"no bytes", func(s *segment) { s.pairs[1].len = 0 }, nixlkv.ErrRegions, "no bytes"},
 		{"no rows", func(s *segment) { s.pairs[1].rows = 0 }, nixlkv.ErrRegions, "0 rows"},
 		{"rows past counting", func(s *segment) { s.pairs[1].rows = math.MaxUint64 }, nixlkv.ErrRegions, "rows"},
-		{"many rows", func(s *segment) { s.pairs[1].rows = 1 << 30 }, nixlkv.ErrLimit, "descriptors"},
-		{"pages past counting", func(s *segment) { s.dstPages = math.MaxUint64 }, nixlkv.ErrLimit, "descriptors"},
-		{"one source page too many", func(s *segment) { s.srcPages++ }, nixlkv.ErrRegions, "65 source pages"},
-		{"one destination page too many", func(s *segment) { s.dstPages++ }, nixlkv.ErrRegions, "65 destination pages"},
+		{"many rows", func(s *segment) {
+			p := &s.pairs[1]
+			p.rows, p.len, p.srcRow, p.dstRow = 1<<30, 1, 1, 1
+		}, nixlkv.ErrStride, "do not fit a source page"},
+		{"pages past counting", func(s *segment) { s.dstPages = math.MaxUint64 }, nixlkv.ErrRegions, "lie in no region"},
+		{"one source page too many", func(s *segment) { s.srcPages++ }, nixlkv.ErrRegions, "65 source units"},
+		{"one destination page too many", func(s *segment) { s.dstPages++ }, nixlkv.ErrRegions, "65 destination units"},
 		{"longer than a source page", func(s *segment) { s.pairs[0].len++ }, nixlkv.ErrStride, "257 bytes, source 256"},
 		{"longer than a destination page", func(s *segment) { s.pairs[0].dstStride-- }, nixlkv.ErrStride, "256 bytes, destination 255"},
 		{"longer than a row", func(s *segment) {
@@ -48,11 +52,33 @@ func TestValidatePlan(t *testing.T) {
 		{"rows short of a page", func(s *segment) {
 			p := &s.pairs[0]
 			p.rows, p.len, p.srcRow, p.dstRow = 4, 60, 64, 60
-		}, nixlkv.ErrStride, "do not fill a destination page"},
+		}, nil, ""},
+		{"rows longer than a page", func(s *segment) {
+			p := &s.pairs[0]
+			p.rows, p.len, p.srcRow, p.dstRow = 4, 64, 64, 65
+		}, nixlkv.ErrStride, "do not fit a destination page"},
 		{"row stride overflows", func(s *segment) {
 			p := &s.pairs[0]
 			p.rows, p.len, p.srcRow, p.dstRow = 4, 64, 1<<62+64, 64
-		}, nixlkv.ErrStride, "do not fill a source page"},
+		}, nixlkv.ErrStride, "do not fit a source page"},
+		{"rows of two pairs between each other", func(s *segment) {
+			for i := range s.pairs {
+				s.pairs[i].rows, s.pairs[i].len, s.pairs[i].srcRow, s.pairs[i].dstRow = 4, 32, 64, 64
+			}
+			s.pairs[1].dst, s.dstPages = s.pairs[0].dst+32, 63
+		}, nil, ""},
+		{"rows of two pairs in the same page", func(s *segment) {
+			for i := range s.pairs {
+				s.pairs[i].rows, s.pairs[i].len, s.pairs[i].srcRow, s.pairs[i].dstRow = 4, 32, 64, 60
+			}
+			s.pairs[1].dst, s.dstPages = s.pairs[0].dst+64, 63
+		}, nixlkv.ErrRegions, "overlap"},
+		{"tokens", func(s *segment) { tokens(s, 4) }, nil, ""},
+		{"tokens past the pages", func(s *segment) { tokens(s, 4); s.dstPages++ }, nixlkv.ErrRegions, "260 destination units"},
+		{"tokens past counting", func(s *segment) { tokens(s, 4); s.deal.dstTokens = math.MaxUint64 }, nixlkv.ErrRegions, "lie in no region"},
+		{"tokens of rows", func(s *segment) { tokens(s, 4); s.pairs[0].rows = 2 }, nixlkv.ErrRegions, "2 rows"},
+		{"no tokens", func(s *segment) { tokens(s, 4); s.deal.srcTokens = 0 }, nixlkv.ErrRegions, "pages of 0 and 4 tokens"},
+		{"tokens of a rank that is not there", func(s *segment) { tokens(s, 4); s.deal.rank = 2 }, nixlkv.ErrRegions, "rank 2 of 2"},
 		{"before its region", func(s *segment) { s.pairs[0].src-- }, nixlkv.ErrRegions, "lie in no region"},
 		{"behind its region", func(s *segment) { s.pairs[1].dst++ }, nixlkv.ErrRegions, "lie in no region"},
 		{"address 0", func(s *segment) { s.pairs[0].src = 0 }, nixlkv.ErrRegions, "lie in no region"},
@@ -82,7 +108,17 @@ func TestValidatePlan(t *testing.T) {
 	}
 }
 
-// Pairs of different segments are compared as well.
+// tokens makes the units of a segment tokens, so many a page, dealt out to two ranks.
+func tokens(s *segment, n uint64) {
+	s.deal = deal{srcTokens: n, dstTokens: n, ranks: 2, rank: 1}
+	for i := range s.pairs {
+		p := &s.pairs[i]
+		p.len /= n
+		p.srcStride, p.dstStride = p.len, p.len
+	}
+}
+
+// Pairs of different segments are compared as well, and all deal tokens out or none does.
 func TestValidateSegments(t *testing.T) {
 	l, p := sides(2, 2)
 	plan := mustPlan(t, l, p)
@@ -94,6 +130,11 @@ func TestValidateSegments(t *testing.T) {
 	plan.segments[0].pairs, plan.segments[1].pairs = whole.pairs[:1], whole.pairs[1:]
 	if err := validatePlan(plan, l, p); err != nil {
 		t.Fatal(err)
+	}
+	plan.segments[1].pairs = slices.Clone(plan.segments[1].pairs)
+	tokens(&plan.segments[1], 4)
+	if err := validatePlan(plan, l, p); !errors.Is(err, nixlkv.ErrRegions) {
+		t.Fatalf("a segment of pages and one of tokens: %v", err)
 	}
 }
 

@@ -68,12 +68,14 @@ type dest struct {
 	gaveUp bool                        // this decode aborted the room and need not be told
 }
 
-// chunk is a piece of a room: pages that go out together.
+// chunk is a piece of a room: pages that go out together. Page k of it stands at position
+// positions[k] of the destination lists or, if there are none, at offset + k.
 type chunk struct {
-	pages  []int32
-	offset int // of the first page in the destination lists
-	number int // by which notifications name it; -1 if it carries no pages
-	last   bool
+	pages     []int32
+	offset    int
+	positions []int32
+	number    int // by which notifications name it; -1 if it carries no pages
+	last      bool
 }
 
 // ackTarget is a decode that wants to know when nothing of a room is written any more.

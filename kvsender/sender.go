@@ -14,8 +14,8 @@ type Plan struct {
 	// Pages is how many pages Send and Finish will give in all: those after the decode's
 	// prefix, none on a full prefix hit.
 	Pages int
-	// Tokens is how many tokens the pages hold, where a decode needs it (context
-	// parallelism); 0 if not told.
+	// Tokens is how many tokens the pages hold, all but the last of them full; 0 if not told. A
+	// decode of context parallelism (DCP) needs it: tokens go to it one by one.
 	Tokens int
 	// Aux is the metadata slot that goes with the last chunk. It is required.
 	Aux AuxSlot
@@ -158,7 +158,7 @@ func (s *Sender) give(call string, pages []int32, state [][]int32, last bool) er
 		r.fail(err)
 		return r.transferError()
 	}
-	if r.m.dummy && last {
+	if r.m.sendsNothing() && last {
 		// No decode talks to this rank: there is nothing to wait for.
 		r.queue, r.allPosted = nil, true
 		r.advance()
@@ -178,18 +178,17 @@ func (r *room) addChunk(pages []int32, state [][]int32, last bool) error {
 	if hasIndices(state) {
 		return fmt.Errorf("%w: state components", nixlkv.ErrUnsupported)
 	}
-	if err := checkRange("source", pages, r.m.layout.Pages()); err != nil {
+	if err := checkRange("source", pages, r.m.share.pages(r.m.layout.Pages())); err != nil {
 		return err
 	}
-	offset := r.given
+	c := &chunk{number: -1, last: last}
+	c.pages, c.positions, c.offset = r.m.share.of(pages, r.given, r.plan.Pages)
 	r.given += len(pages)
-	pages, offset = r.m.filter(pages, offset, r.plan.Pages)
 	r.finished = last
-	if len(pages) == 0 && !last {
+	if len(c.pages) == 0 && !last {
 		return nil
 	}
-	c := &chunk{pages: slices.Clone(pages), offset: offset, number: -1, last: last}
-	if len(pages) > 0 {
+	if len(c.pages) > 0 {
 		c.number = r.numbered
 		r.numbered++
 	}

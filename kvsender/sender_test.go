@@ -11,6 +11,7 @@ import (
 	"github.com/nixlkv/nixlkv"
 	"github.com/nixlkv/nixlkv/internal/wire"
 	"github.com/nixlkv/nixlkv/nixl"
+	"github.com/nixlkv/nixlkv/registry"
 )
 
 func within(t *testing.T) context.Context {
@@ -43,9 +44,19 @@ type pairUp struct {
 
 func newPair(t *testing.T, e *nixl.Engine, frames int, opts ...Option) *pairUp {
 	t.Helper()
+	return newPairOf(t, e, frames, func(*registry.Layout) {}, opts...)
+}
+
+// newPairOf is newPair with a prefill of another layout over the same memory.
+func newPairOf(t *testing.T, e *nixl.Engine, frames int, edit func(*registry.Layout), opts ...Option) *pairUp {
+	t.Helper()
 	p := &pairUp{src: newKitMemory(t, 4)}
 	p.src.fill()
-	p.m = newManager(t, e, p.src, opts...)
+	l := p.src.layout()
+	edit(l)
+	var err error
+	p.m, err = NewManager(t.Context(), l, append([]Option{WithEngine(e)}, opts...)...)
+	ok(t, err)
 	p.d = newDecode(t, e, p.m, newKitMemory(t, 4), frames)
 	t.Cleanup(func() {
 		closeManager(t, p.m)

@@ -15,13 +15,19 @@ import (
 // that a chunk allocates nothing.
 type worker struct {
 	m              *Manager
-	runs           []pageRun
+	parts          []part
+	runs           []run
+	pages          []int32
 	from, to       []nixl.Desc
 	fromIdx, toIdx []int32
 	tag            []byte
 	scratch        []int32
 	local, remote  [2]*nixl.List // by kind of memory
 }
+
+// part is a segment of a chunk that carries something: one transfer, and one part of what the
+// decode is told. Its units are runs[from:to] of the worker.
+type part struct{ segment, from, to int }
 
 // work is a worker's loop.
 func (m *Manager) work() {
@@ -158,17 +164,8 @@ func (w *worker) checkRoom(r *room) error {
 
 func (w *worker) checkDest(r *room, d *dest) (err error) {
 	p, pages := d.lease.Plan(), d.meta.KVIndices
-	if len(pages) < r.plan.Pages {
-		return fmt.Errorf("%w: insufficient destination pages: %d for %d pages", nixlkv.ErrPageCount, len(pages), r.plan.Pages)
-	}
-	if r.plan.Pages > 0 {
-		if err := p.kv.hasRegions(r.plan.Pages); err != nil {
-			return err
-		}
-		_, limit := p.kv.limits()
-		if err := checkRange("destination", pages, limit); err != nil {
-			return err
-		}
+	if err := p.kv.checkRoom(r.plan, r.m.layout.PageSize, d.meta.Prefix, pages); err != nil {
+		return err
 	}
 	if w.scratch, err = checkDistinct(pages, w.scratch); err != nil {
 		return err
@@ -196,7 +193,9 @@ func (w *worker) post(r *room, c *chunk) error {
 	return nil
 }
 
-// postKV posts the pages of a chunk to one decode, a transfer for each segment.
+// postKV posts the pages of a chunk to one decode, a transfer for each segment that carries
+// some of them. A decode that gets no token of them is told nevertheless, as it counts chunks
+// (send_kvcache_dcp in SGLang's nixl/conn.py).
 func (w *worker) postKV(r *room, d *dest, c *chunk) error {
 	if len(c.pages) == 0 {
 		return nil
@@ -204,53 +203,109 @@ func (w *worker) postKV(r *room, d *dest, c *chunk) error {
 	if err := d.lease.Err(); err != nil {
 		return fmt.Errorf("%w: the decode changed: %w", nixlkv.ErrMissingMemoryKind, err)
 	}
-	p := d.lease.Plan()
-	pages, err := chunkAt(c.pages, c.offset, d.meta.KVIndices)
+	plan := d.lease.Plan().kv
+	pages, err := w.place(r, d, c, plan)
 	if err != nil {
 		return err
 	}
-	if err := checkPages(p.kv, pages); err != nil {
+	if err := checkPages(plan, pages); err != nil {
 		return err
 	}
-	w.runs = appendRuns(w.runs[:0], pages)
-	for i := range p.kv.segments {
-		s := &p.kv.segments[i]
-		o := nixl.TransferOptions{Post: true}
-		if d.lease.Peer().Dialect == registry.Notifications {
-			if parts := len(p.kv.segments); parts == 1 {
-				w.tag = wire.AppendKV(w.tag[:0], r.id, c.number, c.last, w.m.source)
-			} else {
-				w.tag = wire.AppendKVPart(w.tag[:0], r.id, c.number, c.last, w.m.source, i, parts)
-			}
-			o.Notif = w.tag
-		}
-		f := w.m.flight(r, d, "KV")
-		descs := s.rows() * len(pages.src)
-		if s.cheaperByDesc(len(pages.src), len(w.runs)) {
-			w.from, w.to = s.appendDescs(w.from[:0], w.to[:0], w.runs)
-			descs = len(w.from)
-			err = w.flyLists(f, p.remote, memOf(s.srcKind), memOf(s.dstKind), o)
-		} else {
-			w.fromIdx, w.toIdx = s.appendIndices(w.fromIdx[:0], w.toIdx[:0], pages)
-			err = w.fly(f, func() error {
-				return f.t.CreateIndexed(nixl.Write, p.sources[i].list, w.fromIdx, p.targets[i], w.toIdx, o)
-			})
-		}
-		if err != nil {
+	w.divide(plan, pages)
+	if len(w.parts) == 0 {
+		return w.notify(d, w.kvTag(r, d, c, 0))
+	}
+	for i := range w.parts {
+		if err := w.postPart(r, d, c, pages, i); err != nil {
 			return err
 		}
-		w.count(r, s.bytes(len(pages.src)), descs, s.rows()*len(pages.src))
 	}
 	return nil
 }
 
-// bytes counts the bytes of so many pages.
-func (s *segment) bytes(pages int) uint64 {
+// place says where the pages of a chunk go.
+func (w *worker) place(r *room, d *dest, c *chunk, plan *peerPlan) (pages chunkPages, err error) {
+	pages.src = c.pages
+	if plan.dealsTokens() {
+		pages.dst, pages.at = d.meta.KVIndices, c.tokens(d.meta.Prefix, r.plan.Tokens, w.m.layout.PageSize)
+		return pages, nil
+	}
+	pages.dst, w.pages, err = c.destinations(d.meta.KVIndices, w.pages)
+	return pages, err
+}
+
+// divide lists the parts of a chunk. Segments whose pages are dealt out alike share the runs.
+func (w *worker) divide(plan *peerPlan, c chunkPages) {
+	w.parts, w.runs = w.parts[:0], w.runs[:0]
+	from := 0
+	for i := range plan.segments {
+		if s := plan.segments; i == 0 || s[i].deal != s[i-1].deal {
+			from = len(w.runs)
+			w.runs = s[i].appendRuns(w.runs, c)
+		}
+		if to := len(w.runs); to > from {
+			w.parts = append(w.parts, part{i, from, to})
+		}
+	}
+}
+
+// kvTag makes the notification of a part of a chunk, nil for a decode that drains none.
+func (w *worker) kvTag(r *room, d *dest, c *chunk, i int) []byte {
+	if d.lease.Peer().Dialect != registry.Notifications {
+		return nil
+	}
+	if parts := len(w.parts); parts > 1 {
+		w.tag = wire.AppendKVPart(w.tag[:0], r.id, c.number, c.last, w.m.source, i, parts)
+	} else {
+		w.tag = wire.AppendKV(w.tag[:0], r.id, c.number, c.last, w.m.source)
+	}
+	return w.tag
+}
+
+// notify tells a decode something without a write. No tag is nothing to tell.
+func (w *worker) notify(d *dest, tag []byte) error {
+	if tag == nil {
+		return nil
+	}
+	err := d.lease.Plan().remote.Notify(tag)
+	if err != nil {
+		w.m.peerFailed(d, err)
+	}
+	return err
+}
+
+// postPart posts one part of a chunk.
+func (w *worker) postPart(r *room, d *dest, c *chunk, pages chunkPages, i int) (err error) {
+	p, x := d.lease.Plan(), w.parts[i]
+	s, runs := &p.kv.segments[x.segment], w.runs[x.from:x.to]
+	o := nixl.TransferOptions{Post: true, Notif: w.kvTag(r, d, c, i)}
+	f := w.m.flight(r, d, "KV")
+	units := unitsIn(runs)
+	descs := s.rows() * units
+	if src := p.sources[x.segment]; src == nil || s.cheaperByDesc(units, len(runs)) {
+		w.from, w.to = s.appendDescs(w.from[:0], w.to[:0], runs)
+		descs = len(w.from)
+		err = w.flyLists(f, p.remote, memOf(s.srcKind), memOf(s.dstKind), o)
+	} else {
+		w.fromIdx, w.toIdx = s.appendIndices(w.fromIdx[:0], w.toIdx[:0], pages)
+		err = w.fly(f, func() error {
+			return f.t.CreateIndexed(nixl.Write, src.list, w.fromIdx, p.targets[x.segment], w.toIdx, o)
+		})
+	}
+	if err != nil {
+		return err
+	}
+	w.count(r, s.bytes(units), descs, len(s.pairs)*len(pages.src))
+	return nil
+}
+
+// bytes counts the bytes of so many units.
+func (s *segment) bytes(units int) uint64 {
 	var n uint64
 	for i := range s.pairs {
 		n += s.pairs[i].len * s.pairs[i].rows
 	}
-	return n * uint64(pages)
+	return n * uint64(units)
 }
 
 // flyLists posts a transfer between what w.from and w.to describe.
@@ -297,11 +352,7 @@ func (w *worker) postAux(r *room, d *dest, c *chunk) (err error) {
 		return err
 	}
 	if len(w.from) == 0 {
-		// Nothing to write, but the decode waits to be told.
-		if o.Notif == nil {
-			return nil
-		}
-		return p.remote.Notify(o.Notif)
+		return w.notify(d, o.Notif) // nothing to write, but the decode waits to be told
 	}
 	bytes := uint64(0)
 	for _, x := range w.from {

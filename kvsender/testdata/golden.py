@@ -13,6 +13,12 @@ pairs: one row a case, [prefill, decode, outcomes]; of a side's regions it has t
 [releases, parts], or [releases, null] if they refuse; a part is [first prefill region, decode
 regions of it and of those that follow]. Strides are each side's item lengths, bytes are the
 prefill's.
+heads: [case, outcomes]; an outcome is [decode region of each prefill region, bytes from the start
+of a token at the prefill, at the decode, bytes], the same for every token of every page.
+dcp: [case, outcomes]; an outcome is [parts, notifications], a part [first region, regions, runs of
+tokens], a run [prefill token, decode token, tokens]; the notifications of 0.5.23 are null.
+stages: [ratios, first layer, end layer, draft, decode region of each prefill region], compressed
+MLA, the same in all releases that know one pool from two.
 aux: [prefill item lengths, decode buffers, outcomes]; an outcome lists [buffer, bytes].
 cp: [total, offset, pages, size, rank, pages kept, position]; shard: [pages, offset, size,
 rank, local pages, positions]; the same in all releases that have the filter.
@@ -93,6 +99,42 @@ def pair_case(attention, pp, stage, whole, ids, extra, kinds="VRAM", wider=0, dr
     return prefill, decode
 
 
+def head_cases():
+    sizes = [(h, p, d) for h in (1, 2, 4, 8) for p in (1, 2, 4, 8) for d in (1, 2, 4, 8)]
+    for heads, p, d in sizes + [(6, 3, 1), (6, 1, 3), (6, 3, 6), (6, 2, 6), (12, 6, 2), (12, 2, 6)]:
+        for r in range(max(p, d)) if p != d else ():
+            yield head_case(heads, p, r * p // max(p, d), d, r * d // max(p, d))
+    for pp, draft, page in itertools.product((1, 2), (0, 1, 2), (1, 2, 16)):
+        for stage in range(pp):
+            yield head_case(4, 1, 0, 2, 1, page, pp, stage, draft)
+            yield head_case(4, 2, 1, 1, 0, page, pp, stage, draft)
+
+
+def head_case(heads, p, p_rank, d, d_rank, page=2, pp=1, stage=0, draft=0, head=4):
+    """draft layers are the decode's alone."""
+    return dict(heads=heads, p=p, p_rank=p_rank, d=d, d_rank=d_rank, page=page, pp=pp, stage=stage, draft=draft, head=head)
+
+
+def dcp_cases():
+    for page, n in itertools.product((1, 4), (2, 3)):
+        for rank, (offset, src, tokens) in itertools.product(range(n), (
+                (0, [7, 3, 4, 5], 4 * page), (0, [7, 8, 2], 3 * page - 1), (2, [5, 6], 2 * page), (3, [9], 1), (1, [4], page), (0, [2, 3], 1))):
+            for prefix, draft in itertools.product((0, page * n), (0, 1)):
+                for scale in (1, n) if draft else (1,):
+                    yield dict(page=page, n=n, rank=rank, prefix=prefix, offset=offset, src=src, dst=[8, 9, 1], tokens=tokens,
+                               regions=3, draft=draft, scale=scale)
+    good = dict(page=4, n=2, rank=1, prefix=0, offset=0, src=[7, 3, 4], dst=[8, 9], tokens=12, regions=2, draft=0, scale=1)
+    for change in (dict(prefix=4), dict(dst=[8]), dict(dst=[]), dict(tokens=13), dict(tokens=0), dict(scale=2)):
+        yield {**good, **change}
+
+
+def stage_cases():
+    for ratios in ([0, 4, 128, 4, 128, 0], [4, 4, 128], [128, 128], [0, 4]):
+        for first, end, draft in itertools.product(range(len(ratios)), range(1, len(ratios) + 1), (0,)):
+            if first < end:
+                yield ratios, first, end, draft
+
+
 def spread(side):
     """One (item length, layer id or -1, kind) a region."""
     n, kinds = side["n"], side["kinds"]
@@ -135,11 +177,16 @@ class Recorder:
 
     def make_prepped_xfer(self, _op, src, src_indices, dst, dst_indices, notif=b""):
         self.posted.append(([src[i] for i in src_indices], [dst[j] for j in dst_indices]))
+        self.notifs.append(notif.decode())
         return object()
 
     def initialize_xfer(self, _op, src, dst, _peer, notif=b""):
         self.posted.append((src, dst))
+        self.notifs.append(notif.decode())
         return object()
+
+    def send_notif(self, _peer, notif):
+        self.notifs.append(notif.decode())
 
     def transfer(self, _handle):
         return "PROC"
@@ -162,7 +209,7 @@ class Release:
         regions = spread(kw) if kw else []
         m = object.__new__(self.conn.NixlKVManager)
         m.agent = Recorder()
-        m.agent.posted = []
+        m.agent.posted, m.agent.notifs = [], []
         a = m.kv_args = types.SimpleNamespace()
         a.kv_item_lens = [r[0] for r in regions]
         a.kv_data_ptrs = [base(1, i) for i in range(len(regions))]
@@ -177,6 +224,7 @@ class Release:
         m.is_hybrid_mla_backend = kw.get("attention") == "hybrid"
         m.attn_tp_size, m.pp_size, m.dcp_size, m.dcp_rank = 1, kw.get("pp", 1), 1, 0
         m.prep_handles, m.prep_handles_segment_src = {}, {}
+        m.prep_handle_slice_src, m.prep_handles_slice_dst = None, {}
         m._num_slots_src = SRC_SLOTS
         m.decode_kv_args_table = {}
         return m
@@ -219,6 +267,88 @@ class Release:
                 assert d[page] == (base(2, j) + stride * DST_PAGES[page], size, 3 if kind == "VRAM" else 0, kind)
         return [first, at]
 
+    def heads(self, c):
+        layers, tokens = 4, c["page"]
+        each = layers // c["pp"]
+        src_heads, dst_heads = max(1, c["heads"] // c["p"]), max(1, c["heads"] // c["d"])
+        src_len, dst_len = (h * c["head"] * tokens for h in (src_heads, dst_heads))
+        m = self.manager(n=2 * each, lens=[src_len] * 2, layers=None, kinds="VRAM", attention="mha", pp=c["pp"], start=c["stage"] * each)
+        m.attn_tp_size, m.kv_args.engine_rank, m.kv_args.page_size = c["p"], c["p_rank"], tokens
+        m.kv_args.total_kv_head_num, m.kv_args.kv_head_num = c["heads"], src_heads
+        n = 2 * (layers + c["draft"])
+        info = types.SimpleNamespace(
+            agent_name="peer", requires_dcp_relayout=False, decode_tp_size=c["d"], decode_tp_rank=c["d_rank"], gpu_id=3,
+            dst_kv_ptrs=[base(2, j) for j in range(n)], dst_kv_item_lens=[dst_len] * n, dst_kv_item_len=dst_len, dst_kv_layer_ids=[],
+            dst_kv_mem_kinds=["VRAM"] * n, dst_num_slots=DST_SLOTS, dst_homogeneous_mem_kind=None, kv_xfer_segments=None)
+        m.decode_kv_args_table["peer"] = info
+        src, dst = (self.np.array(p, dtype=self.np.int32) for p in (SRC_PAGES, DST_PAGES))
+        try:
+            m._prepare_payload_xfer(info)
+            m.send_kvcache_slice("peer", src, dst, *self.notif())
+        except Exception:
+            return None
+        (src, dst), = m.agent.posted
+        rows = len(SRC_PAGES) * tokens
+        assert len(src) == len(dst) == 2 * each * rows
+        at, offsets = [], set()
+        for i in range(2 * each):
+            j = (dst[i * rows][0] - base(2, 0)) >> 20
+            at.append(j)
+            for k in range(rows):
+                s, d = src[i * rows + k], dst[i * rows + k]
+                page, token = divmod(k, tokens)
+                assert s[1] == d[1] and s[2:] == (1, "VRAM") and d[2:] == (3, "VRAM")
+                offsets.add((s[0] - base(1, i) - SRC_PAGES[page] * src_len - token * src_len // tokens,
+                             d[0] - base(2, j) - DST_PAGES[page] * dst_len - token * dst_len // tokens, s[1]))
+        (offset,) = offsets
+        return [at, *offset]
+
+    def notif(self):
+        return ("7_kv_0_1_0",) if self.number < 23 else ()
+
+    def dcp(self, c):
+        token, page, draft = 8, c["page"], c["draft"]
+        n = c["regions"]
+        m = self.manager(n=n, lens=[token * page] * 2, layers=None, kinds="VRAM", attention="mla", draft=draft)
+        m.kv_args.page_size = page
+        info = types.SimpleNamespace(
+            agent_name="peer", requires_dcp_relayout=True, dst_dcp_size=c["n"], dst_dcp_rank=c["rank"], gpu_id=3,
+            dst_kv_ptrs=[base(2, j) for j in range(n)],
+            dst_kv_item_lens=[token * page * (c["scale"] if j >= n - max(draft, 1) else 1) for j in range(n)],
+            dst_kv_layer_ids=[], dst_kv_mem_kinds=["VRAM"] * n, dst_homogeneous_mem_kind=None)
+        m.decode_kv_args_table["peer"] = info
+        src, dst = (self.np.array(c[k], dtype=self.np.int32) for k in ("src", "dst"))
+        where = dict(src_page_offset=c["offset"], decode_prefix_len=c["prefix"], num_kv_tokens=c["tokens"])
+        try:
+            m._prepare_payload_xfer(info)
+            if self.number < 19:
+                m.send_kvcache_dcp("peer", src, info, dst, **where, notif=self.notif()[0])
+            else:
+                plan = self.conn.build_dcp_token_transfer_plan(
+                    src, dst, physical_page_size=page, dcp_size=c["n"], dcp_rank=c["rank"], **where)
+                m.send_kvcache_dcp("peer", info, plan, *self.notif(), None)
+        except Exception:
+            return None
+        parts = []
+        for src, dst in m.agent.posted:
+            runs = {}
+            for s, d in zip(src, dst):
+                i, j = (s[0] - base(1, 0)) >> 20, (d[0] - base(2, 0)) >> 20
+                assert i == j and s[1] == d[1] and s[1] % token == 0 and s[2:] == (1, "VRAM") and d[2:] == (3, "VRAM")
+                runs.setdefault(i, []).append([(s[0] - base(1, i)) // token, (d[0] - base(2, j)) // token, s[1] // token])
+            assert all(r == runs[min(runs)] for r in runs.values()) and sorted(runs) == list(range(min(runs), max(runs) + 1))
+            parts.append([min(runs), len(runs), runs[min(runs)]])
+        return [parts, m.agent.notifs if self.number < 23 else None]
+
+    def stage(self, ratios, first, end, draft):
+        m = self.manager()
+        m.kv_args.prefill_start_layer, m.kv_args.prefill_end_layer = first, end
+        c4, c128 = ratios.count(4), ratios.count(128)
+        mine = 2 * ratios[first:end].count(4) + ratios[first:end].count(128)
+        _, at = m._mla_slice_ptrs_for_pp(list(range(mine)), list(range(2 * c4 + c128)), ratios)
+        assert len(at) == mine
+        return at
+
     def aux(self, lens, n):
         m = self.manager()
         m.kv_args.aux_data_ptrs, m.kv_args.aux_item_lens = [base(1, i) for i in range(len(lens))], lens
@@ -251,7 +381,9 @@ class Release:
 
     def results(self):
         return dict(pairs=[self.pairs(*c) for c in pair_cases()], aux=[self.aux(*c) for c in aux_cases()],
-                    cp=[self.cp(*c) for c in cp_cases()],
+                    cp=[self.cp(*c) for c in cp_cases()], heads=[self.heads(c) for c in head_cases()],
+                    dcp=[self.dcp(c) for c in dcp_cases()],
+                    stages=[self.stage(*c) for c in stage_cases()] if self.number >= 22 else None,
                     shard=[self.shard(*c) for c in shard_cases()] if self.number >= 23 else None)
 
 
@@ -273,11 +405,14 @@ def main(releases):
     for r in releases:
         run = subprocess.run([sys.executable, __file__, "--one", r], check=True, stdout=subprocess.PIPE)
         every[int(r)] = json.loads(run.stdout)
-    pairs, aux, cp = ({r: v[key] for r, v in every.items()} for key in ("pairs", "aux", "cp"))
-    shard = {r: v["shard"] for r, v in every.items() if v["shard"] is not None}
-    assert all(v == next(iter(t.values())) for t in (cp, shard) for v in t.values())
+    pairs, aux, cp, heads, dcp = ({r: v[key] for r, v in every.items()} for key in ("pairs", "aux", "cp", "heads", "dcp"))
+    shard, stages = ({r: v[key] for r, v in every.items() if v[key] is not None} for key in ("shard", "stages"))
+    assert all(v == next(iter(t.values())) for t in (cp, shard, stages) for v in t.values())
     rows = dict(
         pairs=unique([p, d, outcomes(pairs, k)] for k, (p, d) in enumerate(pair_cases())),
+        heads=unique([c, outcomes(heads, k)] for k, c in enumerate(head_cases())),
+        dcp=unique([c, outcomes(dcp, k)] for k, c in enumerate(dcp_cases())),
+        stages=[[*c, next(iter(stages.values()))[k]] for k, c in enumerate(stage_cases())],
         aux=[[*c, outcomes(aux, k)] for k, c in enumerate(aux_cases())],
         cp=unique([*c, *next(iter(cp.values()))[k]] for k, c in enumerate(cp_cases())),
         shard=[[*c, *next(iter(shard.values()))[k]] for k, c in enumerate(shard_cases())])
