@@ -248,7 +248,7 @@ func (t *peerTable) wireInto(w *wiredPeer, p *registry.Peer) (err error) {
 	}
 	w.state = planState(t.m.layout, p)
 	for _, err := range w.state.faults() {
-		t.m.log.Warn("rooms with this state will fail", zap.String("decode", p.Agent), zap.Error(err))
+		t.m.logLimited("state of this decode's rooms cannot be sent", zap.String("decode", p.Agent), zap.Error(err))
 	}
 	// Before Load, which would replace what is known of the agent whose metadata it is.
 	if name, err := t.m.agent.MetadataName(p.AgentMetadata); err != nil {

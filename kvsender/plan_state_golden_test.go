@@ -81,7 +81,7 @@ func (t *goldenTensor) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-func readGoldenState(t *testing.T) []goldenState {
+func readGoldenState(t testing.TB) []goldenState {
 	t.Helper()
 	b, err := os.ReadFile("testdata/golden_state.json")
 	if err != nil {
