@@ -200,11 +200,12 @@ func (r *room) addChunk(pages []int32, state [][]int32, last bool) error {
 	if len(pages) == 0 && !last {
 		return nil
 	}
-	c := &chunk{pages: slices.Clone(pages), offset: offset, number: -1, last: last, state: copyLists(state)}
+	c := &chunk{pages: slices.Clone(pages), offset: offset, number: -1, last: last}
 	if len(pages) > 0 {
 		c.number = r.numbered
 		r.numbered++
 	}
+	c.state = copyLists(state)
 	r.queue = append(r.queue, c)
 	return nil
 }
