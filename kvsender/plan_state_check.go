@@ -61,9 +61,12 @@ func inComponent(i int, kind registry.StateType, err error) error {
 }
 
 // checkDestination checks what a decode tells of a room's state, which is known before the
-// first page is sent. No slot but 0 may be named twice. It sorts in scratch and returns it to
-// be used again.
+// first page is sent. No slot but 0 may be named twice, and a rank without any state has none
+// to give. It sorts in scratch and returns it to be used again.
 func (p *statePlan) checkDestination(dst [][]int32, scratch []int32) ([]int32, error) {
+	if len(p.components) == 0 && slices.ContainsFunc(dst, func(l []int32) bool { return len(l) > 0 }) {
+		return scratch, fmt.Errorf("%w: the decode asks for state of %d components, this rank has none", nixlkv.ErrState, len(dst))
+	}
 	for i := range min(len(dst), len(p.components)) {
 		c := &p.components[i]
 		if len(dst[i]) == 0 {

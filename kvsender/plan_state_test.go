@@ -194,6 +194,17 @@ func TestStateChecks(t *testing.T) {
 	}
 }
 
+// A decode that waits for state must not be told that it is there.
+func TestStateOfAModelWithout(t *testing.T) {
+	plan := planState(&registry.Layout{}, &registry.Peer{})
+	if _, err := plan.checkDestination([][]int32{nil, {1}}, nil); !errors.Is(err, nixlkv.ErrState) {
+		t.Errorf("%v, expected %v", err, nixlkv.ErrState)
+	}
+	if _, err := plan.checkDestination([][]int32{{}, {}}, nil); err != nil {
+		t.Error(err)
+	}
+}
+
 // What one decode cannot take does not keep it from the rest.
 func TestStateFaultIsTheComponents(t *testing.T) {
 	l, p := stateOf(registry.StateMamba, 2, 64)
