@@ -10,6 +10,16 @@ import (
 	"github.com/nixlkv/nixlkv/nixl"
 )
 
+// newManager starts a prefill over kit memory.
+func newManager(t *testing.T, e *nixl.Engine, mem *kitMemory, opts ...Option) *Manager {
+	t.Helper()
+	m, err := NewManager(t.Context(), mem.layout(), append([]Option{WithEngine(e)}, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
 // ask sends a decode's question for a room.
 func (d *decode) ask(id nixlkv.Room) {
 	d.t.Helper()

@@ -14,6 +14,9 @@
 //	err = s.Wait(ctx)
 //	err = s.Close()
 //
+// Finish also takes the state of models that have some beside their KV cache: Mamba states,
+// sliding windows, index keys. It goes with the last chunk, before the metadata slot.
+//
 // Chunks of a room are posted in the order given; rooms go side by side, and one that waits
 // for its peer holds up no other. Send copies the page numbers and never blocks. The pages
 // themselves are read until the room has ended: they belong to the caller again when Wait

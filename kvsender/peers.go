@@ -21,6 +21,7 @@ import (
 type wiredPeer struct {
 	kv      *peerPlan
 	aux     *auxPlan
+	state   *statePlan
 	remote  *nixl.Remote
 	sources []*source        // one a segment, nil where nothing is prepared
 	targets []*nixl.Prepared // likewise
@@ -244,6 +245,10 @@ func (t *peerTable) wireInto(w *wiredPeer, p *registry.Peer) (err error) {
 	if w.aux.unequal {
 		t.m.log.Warn("the decode has another number of metadata buffers; the leading ones are copied",
 			zap.String("decode", p.Agent), zap.Int("here", len(t.m.layout.Aux)), zap.Int("there", len(p.Aux)))
+	}
+	w.state = planState(t.m.layout, p)
+	for _, err := range w.state.faults() {
+		t.m.warn.Warn("state of this decode's rooms cannot be sent", zap.String("decode", p.Agent), zap.Error(err))
 	}
 	// Before Load, which would replace what is known of the agent whose metadata it is.
 	if name, err := t.m.agent.MetadataName(p.AgentMetadata); err != nil {

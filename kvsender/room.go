@@ -76,6 +76,8 @@ type chunk struct {
 	positions []int32
 	number    int // by which notifications name it; -1 if it carries no pages
 	last      bool
+	state     [][]int32 // slots, a list a component; of the last one
+	landed    bool      // pages and state were posted, and wait to land before the rest goes
 }
 
 // ackTarget is a decode that wants to know when nothing of a room is written any more.
@@ -310,7 +312,8 @@ func (r *room) transferError() *KVTransferError {
 
 // runnable says whether a worker could post something of the room now.
 func (r *room) runnable() bool {
-	return !r.scheduled && !r.parked && r.failure == nil && r.bootstrapped() && len(r.queue) > 0 && r.inFlight < r.m.cfg.limits.InFlight
+	return !r.scheduled && !r.parked && r.failure == nil && r.bootstrapped() && len(r.queue) > 0 &&
+		r.inFlight < r.m.cfg.limits.InFlight && !(r.queue[0].landed && r.inFlight > 0)
 }
 
 // schedule puts the room on the run queue if there is something to do for it.

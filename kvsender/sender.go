@@ -137,9 +137,21 @@ func (r *room) checkPlan() error {
 // decode has told where they go, in the order given. An error fails the room on both sides.
 func (s *Sender) Send(pages []int32) error { return s.give("Send", pages, nil, false) }
 
-// Finish gives the last pages, and with them the state slots, one list a component, where
-// the model has state. The aux slot follows. The pages of all calls together must be as
-// many as Begin said.
+// Finish gives the last pages, and with them the state, where the model has some. The aux
+// slot follows. The pages of all calls together must be as many as Begin said.
+//
+// state has a list for each component of the layout, in its order; lists at the end may be
+// left out, and one that is empty brings nothing of its component. The lists are copied. A
+// list names slots, and the k-th goes to the k-th that the decode has told for the component:
+//
+//   - mamba: the request's one slot;
+//   - dsa_tail: six numbers: row, first token and tokens of a piece, of another (0, 0 if there
+//     is none), and the tokens of the ring;
+//   - all others: any number of slots.
+//
+// The room fails, before anything of its last chunk is posted, if slots are not there or the
+// decode has told other numbers of them; and before anything at all is, if the decode asks
+// for state that cannot be sent to it. Errors wrap nixlkv.ErrState.
 func (s *Sender) Finish(pages []int32, state [][]int32) error {
 	return s.give("Finish", pages, state, true)
 }
@@ -175,8 +187,8 @@ func (r *room) addChunk(pages []int32, state [][]int32, last bool) error {
 	if len(r.queue) >= r.m.cfg.limits.Chunks {
 		return fmt.Errorf("%w: %d chunks wait to be posted", nixlkv.ErrLimit, len(r.queue))
 	}
-	if hasIndices(state) {
-		return fmt.Errorf("%w: state components", nixlkv.ErrUnsupported)
+	if err := checkStateSource(r.m.layout, state); err != nil {
+		return err
 	}
 	if err := checkRange("source", pages, r.m.share.pages(r.m.layout.Pages())); err != nil {
 		return err
@@ -192,12 +204,9 @@ func (r *room) addChunk(pages []int32, state [][]int32, last bool) error {
 		c.number = r.numbered
 		r.numbered++
 	}
+	c.state = copyLists(state)
 	r.queue = append(r.queue, c)
 	return nil
-}
-
-func hasIndices(state [][]int32) bool {
-	return slices.ContainsFunc(state, func(s []int32) bool { return len(s) > 0 })
 }
 
 // Status says how far the room has come.
@@ -287,6 +296,7 @@ func (s *Sender) Metrics() Metrics {
 // Metrics are what was measured of a room.
 type Metrics struct {
 	Bytes       uint64 // posted to all decodes
+	StateBytes  uint64 // of these, state
 	Descriptors uint64 // posted, neighbours merged
 	Pages       uint64 // page copies posted: pages × regions × decodes
 	Chunks      int

@@ -14,6 +14,7 @@ type counters struct {
 	refused, dropped, untold              atomic.Uint64
 	succeeded, failed                     atomic.Uint64
 	bytes, descriptors, transfers         atomic.Uint64
+	stateBytes                            atomic.Uint64
 }
 
 func (c *counters) ended(s nixlkv.Status) {
@@ -37,6 +38,7 @@ type Stats struct {
 
 	Succeeded, Failed uint64 // rooms
 	Bytes             uint64 // posted
+	StateBytes        uint64 // of these, state
 	Descriptors       uint64 // posted, neighbours merged
 	Transfers         uint64 // posted
 
@@ -54,7 +56,7 @@ func (m *Manager) Stats() Stats {
 		Registrations: c.registrations.Load(), Metadata: c.metadata.Load(), Aborts: c.aborts.Load(),
 		AbortAcks: c.acks.Load(), Refused: c.refused.Load(), Dropped: c.dropped.Load(), Untold: c.untold.Load(),
 		SilencedLogs: m.warn.Suppressed(), Succeeded: c.succeeded.Load(), Failed: c.failed.Load(),
-		Bytes: c.bytes.Load(), Descriptors: c.descriptors.Load(), Transfers: c.transfers.Load(),
+		Bytes: c.bytes.Load(), StateBytes: c.stateBytes.Load(), Descriptors: c.descriptors.Load(), Transfers: c.transfers.Load(),
 		Peers: m.peers.Snapshot(), Agent: m.agent.Stats(), Control: m.ctl.Stats(),
 	}
 	m.roomsMu.Lock()

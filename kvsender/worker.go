@@ -65,9 +65,14 @@ func (w *worker) step(r *room) {
 		// Posting can take long. The room stays marked as scheduled, so nobody else posts for it
 		// and it does not end meanwhile.
 		r.mu.Unlock()
-		err = w.post(r, c)
+		var later bool
+		later, err = w.post(r, c)
 		r.mu.Lock()
-		r.allPosted = err == nil && c.last
+		r.allPosted = err == nil && c.last && !later
+		if later && r.failure == nil {
+			c.landed = true
+			r.queue = append(r.queue, c)
+		}
 	}
 	r.scheduled = false
 	if err != nil {
@@ -96,7 +101,9 @@ func (w *worker) next(r *room) (*chunk, error) {
 	c := r.queue[0]
 	r.queue[0] = nil
 	r.queue = r.queue[1:]
-	r.metrics.Chunks++
+	if !c.landed {
+		r.metrics.Chunks++
+	}
 	return c, nil
 }
 
@@ -170,27 +177,65 @@ func (w *worker) checkDest(r *room, d *dest) (err error) {
 	if w.scratch, err = checkDistinct(pages, w.scratch); err != nil {
 		return err
 	}
+	if err := w.checkState(r, d); err != nil {
+		return err
+	}
 	w.from, w.to, err = p.aux.appendDescs(w.from[:0], w.to[:0], r.plan.Aux.slot, d.meta.AuxIndex)
 	return err
 }
 
-// post posts a chunk to every decode of a room.
-func (w *worker) post(r *room, c *chunk) error {
+// post posts a chunk to every decode of a room; after the pages of the last one goes state,
+// then aux. later says that all of it has to land before the rest can be posted: the chunk is
+// then posted anew, with landed set.
+func (w *worker) post(r *room, c *chunk) (later bool, err error) {
+	if !c.landed {
+		if later, err = w.postPages(r, c); err != nil || later {
+			return later, err
+		}
+	}
+	if !c.last {
+		return false, nil
+	}
+	for _, d := range r.dests {
+		if d.meta.Dummy {
+			continue
+		}
+		if c.landed {
+			if err := w.tellState(r, d, c); err != nil {
+				return false, d.failed("state", err)
+			}
+		}
+		if err := w.postAux(r, d, c); err != nil {
+			return false, d.failed("aux", err)
+		}
+	}
+	return false, nil
+}
+
+// postPages posts the pages of a chunk and, with the last one, state.
+func (w *worker) postPages(r *room, c *chunk) (later bool, err error) {
+	if c.last {
+		if err := w.checkLast(r, c); err != nil {
+			return false, err
+		}
+	}
 	for _, d := range r.dests {
 		if d.meta.Dummy {
 			continue
 		}
 		if err := w.postKV(r, d, c); err != nil {
-			return d.failed("KV", err)
+			return false, d.failed("KV", err)
 		}
 		if !c.last {
 			continue
 		}
-		if err := w.postAux(r, d, c); err != nil {
-			return d.failed("aux", err)
+		wait, err := w.postState(r, d, c)
+		if err != nil {
+			return false, d.failed("state", err)
 		}
+		later = later || wait
 	}
-	return nil
+	return later, nil
 }
 
 // postKV posts the pages of a chunk to one decode, a transfer for each segment that carries
