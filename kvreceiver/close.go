@@ -20,8 +20,9 @@ func (m *Manager) Close() error {
 // the context ends first it returns an error wrapping nixlkv.ErrReleaseUnconfirmed: the memory
 // of the layout may still be written to, and stays registered until Shutdown or Close, called
 // again, returns. What has not been released by the release timeout never will be: then
-// everything is given back, and Shutdown returns nixlkv.ErrReleaseUnconfirmed for good. The
-// layout's memory must then be kept until the prefills are known to be gone.
+// everything is given back, and Shutdown returns nixlkv.ErrReleaseUnconfirmed for good, as it
+// does when that has happened to any earlier room. The layout's memory must then be kept until
+// the prefills are known to be gone.
 func (m *Manager) Shutdown(ctx context.Context) error {
 	m.closeOnce.Do(func() {
 		m.cancel()

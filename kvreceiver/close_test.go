@@ -104,6 +104,21 @@ func TestCloseUnconfirmed(t *testing.T) {
 	checkEmpty(t, m)
 }
 
+// What waits for a registration was told to nobody: Close does not wait for answers to it.
+func TestCloseWithMetadataHeld(t *testing.T) {
+	q := newPair(t, openEngine(t, nixl.Embedded), shape{tp: 2})
+	r := q.open(1)
+	ok(t, r.Connect(within(t)))
+	for _, p := range q.p.ranks {
+		p.die()
+	}
+	q.losses(2)
+	ok(t, r.Publish(Destination{Pages: []int32{1}, Aux: Aux(0)}))
+	ok(t, q.m.Close())
+	checkFailed(t, r, nixlkv.ErrClosed, "shutting down")
+	ok(t, r.Released(within(t)))
+}
+
 // One that answers late is waited for by the next call.
 func TestShutdownGoesOn(t *testing.T) {
 	q := newPair(t, openEngine(t, nixl.Embedded), shape{})
@@ -194,8 +209,8 @@ func TestReceiverFromManyGoroutines(t *testing.T) {
 			t.Errorf("%v, %v", s, r.Err())
 		}
 	}
-	q.drained()
-	if s := q.m.Stats(); s.Rooms != 0 || s.Waiting != 0 || s.Succeeded+s.Failed != 20 {
+	eventually(t, "the numbers to be free", func() bool { return q.m.Stats().Waiting == 0 })
+	if s := q.m.Stats(); s.Rooms != 0 || s.Succeeded+s.Failed != 20 {
 		t.Errorf("stats %+v", s)
 	}
 }

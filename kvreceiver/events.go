@@ -40,7 +40,7 @@ func (m *Manager) Poll(dst []Event) (events []Event, complete bool) {
 		rooms[i] = nil
 		r.mu.Lock()
 		r.changed = false
-		e := Event{Room: r.id, Receiver: &Receiver{r}, Status: r.status}
+		e := Event{Room: r.id, Receiver: r.receiver, Status: r.status}
 		if r.failure != nil {
 			e.Err = r.failure
 		}

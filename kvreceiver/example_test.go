@@ -28,7 +28,8 @@ func Example() {
 
 	mem := newMemory()
 	defer mem.buf.Free()
-	m := must(kvreceiver.NewManager(ctx, mem.layout, kvreceiver.WithEngine(engine), kvreceiver.WithMetadata(mem.slots)))
+	m := must(kvreceiver.NewManager(ctx, mem.layout,
+		kvreceiver.WithEngine(engine), kvreceiver.WithMemory(mem.buf), kvreceiver.WithMetadata(mem.slots)))
 	defer m.Close()
 
 	r := must(m.Open(7, prefill.addr))
@@ -56,7 +57,7 @@ func ExampleReceiver_Released() {
 
 	mem := newMemory()
 	defer mem.buf.Free()
-	m := must(kvreceiver.NewManager(ctx, mem.layout, kvreceiver.WithEngine(engine)))
+	m := must(kvreceiver.NewManager(ctx, mem.layout, kvreceiver.WithEngine(engine), kvreceiver.WithMemory(mem.buf)))
 	defer m.Close()
 
 	r := must(m.Open(8, prefill.addr))
@@ -90,23 +91,23 @@ type memory struct {
 }
 
 const (
-	pages    = 16
+	numPages = 16
 	pageLen  = 4096
 	auxSlots = 8
 )
 
 func newMemory() *memory {
 	meta := must(metadata.NewLayout(metadata.SGLang0523, metadata.Options{}))
-	size := pages * pageLen
+	size := numPages * pageLen
 	for _, n := range meta.ItemLens() {
 		size += auxSlots * int(n)
 	}
 	buf := must(hostmem.Alloc(size))
 	l := &registry.Layout{PageSize: 16, KVHeads: 1, TotalKVHeads: 1}
 	base := uint64(buf.Addr())
-	l.KV = []registry.Region{{Base: base, Len: pages * pageLen, ItemLen: pageLen, LayerID: registry.NoLayer, Kind: registry.DRAM}}
+	l.KV = []registry.Region{{Base: base, Len: numPages * pageLen, ItemLen: pageLen, LayerID: registry.NoLayer, Kind: registry.DRAM}}
 	var rows [][]byte
-	at := uint64(pages * pageLen)
+	at := uint64(numPages * pageLen)
 	for _, n := range meta.ItemLens() {
 		l.Aux = append(l.Aux, registry.AuxBuffer{Base: base + at, Len: auxSlots * n, ItemLen: n})
 		rows = append(rows, buf.Bytes()[at:at+auxSlots*n])
@@ -129,7 +130,7 @@ type examplePrefill struct {
 func startPrefill(ctx context.Context, engine *nixl.Engine) *examplePrefill {
 	p := &examplePrefill{boot: must(bootstrap.Listen("127.0.0.1:0")), mem: newMemory(), done: make(chan struct{})}
 	p.addr = p.boot.Endpoint().String()
-	p.m = must(kvsender.NewManager(ctx, p.mem.layout, kvsender.WithEngine(engine), kvsender.WithBootstrap(p.addr)))
+	p.m = must(kvsender.NewManager(ctx, p.mem.layout, kvsender.WithEngine(engine), kvsender.WithMemory(p.mem.buf), kvsender.WithBootstrap(p.addr)))
 	return p
 }
 

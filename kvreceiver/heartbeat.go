@@ -43,7 +43,7 @@ func (m *Manager) beat() {
 	var wg sync.WaitGroup
 	turn := make(chan struct{}, heartbeatsAtOnce)
 	for _, p := range m.snapshotPrefills() {
-		if !p.isKnown() {
+		if !p.wasReached() {
 			p.misses = 0
 			continue
 		}
@@ -58,10 +58,10 @@ func (m *Manager) beat() {
 	wg.Wait()
 }
 
-func (p *prefill) isKnown() bool {
+func (p *prefill) wasReached() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.known != nil
+	return p.reached
 }
 
 // beat asks one prefill.
@@ -81,7 +81,7 @@ func (p *prefill) beat() {
 		return
 	}
 	p.misses = 0
-	p.forget()
+	p.giveUp()
 	cause := fmt.Errorf("%w: Lost connection with prefill instance (bootstrap_addr: %s): %d heartbeats failed: %w",
 		nixlkv.ErrPeerLost, p.addr, m.cfg.heartbeatFailures, err)
 	m.afterDrain(func() { m.failRooms(p, cause) })

@@ -32,9 +32,6 @@ type outgoing struct {
 	done   func(generation uint64, err error) // called once, without locks
 }
 
-// maxHeld bounds the messages that wait behind a registration.
-const maxHeld = 1 << 14
-
 // send sends a message. If it gives an error the message was not taken; otherwise done tells.
 func (l *link) send(o *outgoing) error {
 	l.mu.Lock()
@@ -48,7 +45,7 @@ func (l *link) send(o *outgoing) error {
 // hold keeps a message until this rank is registered, and has it registered. The caller holds
 // mu.
 func (l *link) hold(o *outgoing) error {
-	if len(l.held) >= maxHeld {
+	if len(l.held) >= l.m.cfg.limits.Rooms {
 		return fmt.Errorf("%w: %d messages wait for the registration at %s", nixlkv.ErrLimit, len(l.held), l.to)
 	}
 	if !l.asked {

@@ -50,14 +50,14 @@ func (r *room) takeStatus(s *wire.KVStatus) bool {
 	defer r.mu.Unlock()
 	t := r.target(s.PrefillRank)
 	switch {
-	case t == nil || t.acked || r.track != nil && r.track.rank(s.PrefillRank).quiet():
+	case t == nil || t.answered || r.track != nil && r.track.rank(s.PrefillRank).spoke():
 		return false // no rank of this room, or one that is done with this use of the number
 	case r.open && (s.Status == wire.PollSuccess || s.Status == wire.PollFailed):
 		r.verdict(r.track.status(s.PrefillRank, s.Status == wire.PollSuccess, s.Reason))
 		return true
 	case !r.asked || r.published || r.status.Ended():
 		return false
-	case s.Status == wire.PollWaitingForInput:
+	case s.Status == wire.PollWaitingForInput && r.status == nixlkv.Bootstrapping:
 		r.startWaiting() // for the pages: the caller may take its time, but not for ever
 		r.advance(nixlkv.WaitingForInput)
 		return true

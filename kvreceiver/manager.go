@@ -16,6 +16,7 @@ import (
 
 	"github.com/nixlkv/nixlkv"
 	"github.com/nixlkv/nixlkv/bootstrap"
+	"github.com/nixlkv/nixlkv/hostmem"
 	"github.com/nixlkv/nixlkv/internal/control"
 	"github.com/nixlkv/nixlkv/internal/ratelog"
 	"github.com/nixlkv/nixlkv/internal/wire"
@@ -54,7 +55,7 @@ type Manager struct {
 	lingering map[nixlkv.Room][]*room // those out of the table whose pages are not released
 	live      int                     // rooms in either
 	closing   bool
-	abandoned int           // rooms that were live when closing began, and were not released in time
+	abandoned int           // rooms that were not released in time
 	idle      chan struct{} // closed once closing and no room is live
 
 	changedMu    sync.Mutex
@@ -127,7 +128,7 @@ func (m *Manager) start() error {
 		return err
 	}
 	m.agent = agent
-	if m.memory, err = agent.Register(regionsOf(m.layout)...); err != nil {
+	if m.memory, err = agent.Register(regionsOf(m.layout, m.cfg.memory)...); err != nil {
 		return err
 	}
 	if m.drain, err = startDrainer(m); err != nil {
@@ -138,6 +139,11 @@ func (m *Manager) start() error {
 		// A rank's loss must be seen for as long as a room may wait for it.
 		IdleTimeout: max(15*time.Minute, 2*m.cfg.waitingTimeout),
 		SendTimeout: m.cfg.sendTimeout,
+		Limits: control.Limits{
+			Endpoints: min(m.cfg.limits.Ranks, maxEndpoints),
+			// A room may have its metadata and an abort on their way to each of some ranks.
+			Pending: 4 * m.cfg.limits.Rooms, EndpointPending: 2 * m.cfg.limits.Rooms,
+		},
 	})
 	if err != nil {
 		close(m.listening)
@@ -150,6 +156,9 @@ func (m *Manager) start() error {
 	close(m.listening)
 	return err
 }
+
+// maxEndpoints is what package control takes.
+const maxEndpoints = 16384
 
 // describe makes the registration that every prefill rank gets.
 func (m *Manager) describe() error {
@@ -178,14 +187,14 @@ func (m *Manager) describe() error {
 }
 
 // regionsOf lists a layout's memory for registration.
-func regionsOf(l *registry.Layout) []nixl.Region {
+func regionsOf(l *registry.Layout, memory []*hostmem.Buffer) []nixl.Region {
 	var regions []nixl.Region
 	for _, s := range l.Spans() {
 		mem := nixl.DRAM
 		if s.Kind == registry.VRAM {
 			mem = nixl.VRAM
 		}
-		regions = append(regions, nixl.Foreign(mem, uintptr(s.Base), s.Len, s.Device))
+		regions = append(regions, nixl.Foreign(mem, uintptr(s.Base), s.Len, s.Device).In(memory...))
 	}
 	return regions
 }
@@ -232,6 +241,7 @@ func (m *Manager) Open(id nixlkv.Room, addr string, opts ...RoomOption) (*Receiv
 		m: m, id: id, dpRank: bootstrap.NoDPRank, prefill: p, metrics: Metrics{Opened: time.Now()},
 		ready: make(chan struct{}), done: make(chan struct{}), released: make(chan struct{}),
 	}
+	r.receiver = &Receiver{r}
 	for _, o := range opts {
 		o(r)
 	}
@@ -239,7 +249,7 @@ func (m *Manager) Open(id nixlkv.Room, addr string, opts ...RoomOption) (*Receiv
 		m.leave(p)
 		return nil, fmt.Errorf("kvreceiver: room %d: %w", id, err)
 	}
-	return &Receiver{r}, nil
+	return r.receiver, nil
 }
 
 // attach puts a room into the table.
@@ -289,7 +299,7 @@ func (m *Manager) forget(r *room, confirmed bool) (next *room) {
 	m.roomsMu.Lock()
 	defer m.roomsMu.Unlock()
 	r.over = true
-	if m.closing && !confirmed {
+	if !confirmed {
 		m.abandoned++
 	}
 	if !r.gone {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nixlkv/nixlkv"
 	"github.com/nixlkv/nixlkv/bootstrap"
+	"github.com/nixlkv/nixlkv/hostmem"
 	"github.com/nixlkv/nixlkv/metadata"
 	"github.com/nixlkv/nixlkv/nixl"
 )
@@ -36,7 +37,8 @@ func (l Limits) complete() Limits {
 	return l
 }
 
-// The times of SGLang (sglang/srt/environ.py, SGLANG_DISAGGREGATION_…), where it has them.
+// The times of SGLang (sglang/srt/environ.py, SGLANG_DISAGGREGATION_…), where it has them; its
+// DefaultSendTimeout is 1 s, without connecting.
 const (
 	DefaultConnectTimeout    = 15 * time.Second
 	DefaultSendTimeout       = 2 * time.Second
@@ -47,15 +49,13 @@ const (
 	DefaultCloseTimeout      = 10 * time.Second
 	// DefaultLossGrace is how long what a lost rank told last may still be on its way.
 	DefaultLossGrace = 250 * time.Millisecond
-	// DefaultReuseHold is how long a room number is held back that is used again while an
-	// earlier use was not released.
-	DefaultReuseHold = 2 * time.Second
 
 	minHeartbeatInterval = 2 * time.Second // SGLang's floor
 )
 
 type config struct {
 	engine            *nixl.Engine
+	memory            []*hostmem.Buffer
 	agentOptions      []nixl.AgentOption
 	backend           string
 	backendParams     map[string]string
@@ -74,7 +74,6 @@ type config struct {
 	heartbeatInterval time.Duration
 	heartbeatFailures int
 	releaseTimeout    time.Duration
-	reuseHold         time.Duration
 	lossGrace         time.Duration
 	closeTimeout      time.Duration
 	staging           bool
@@ -94,7 +93,6 @@ func defaultConfig() config {
 		heartbeatInterval: DefaultHeartbeatInterval,
 		heartbeatFailures: DefaultHeartbeatFailures,
 		releaseTimeout:    DefaultReleaseTimeout,
-		reuseHold:         DefaultReuseHold,
 		lossGrace:         DefaultLossGrace,
 		closeTimeout:      DefaultCloseTimeout,
 	}
@@ -102,6 +100,9 @@ func defaultConfig() config {
 
 func (c *config) validate() error {
 	c.limits = c.limits.complete()
+	if c.log == nil {
+		c.log = zap.NewNop()
+	}
 	for _, t := range []struct {
 		name string
 		d    time.Duration
@@ -114,8 +115,8 @@ func (c *config) validate() error {
 		}
 	}
 	switch {
-	case c.reuseHold < 0 || c.lossGrace < 0:
-		return fmt.Errorf("kvreceiver: negative times: reuse hold %v, loss grace %v", c.reuseHold, c.lossGrace)
+	case c.lossGrace < 0:
+		return fmt.Errorf("kvreceiver: loss grace is %v, want at least 0", c.lossGrace)
 	case c.heartbeatFailures < 1:
 		return fmt.Errorf("kvreceiver: %d heartbeat failures, want at least 1", c.heartbeatFailures)
 	case c.port < 0 || c.port > 65535:
@@ -131,6 +132,14 @@ func (c *config) validate() error {
 // WithEngine gives the NIXL engine; the manager makes its own agent on it and leaves the
 // engine open. Without it the manager opens nixl.Auto and closes it.
 func WithEngine(e *nixl.Engine) Option { return func(c *config) { c.engine = e } }
+
+// WithMemory names the buffers that memory of the layout lies in. They cannot be freed before
+// the manager has let go of them (hostmem.ErrInUse), and over the embedded engine a prefill
+// maps them, which is several times as fast as sending through a socket. Other memory is known
+// by its address alone, and stays mapped as NewManager asks.
+func WithMemory(buffers ...*hostmem.Buffer) Option {
+	return func(c *config) { c.memory = append(c.memory, buffers...) }
+}
 
 // WithBackend chooses the NIXL backend and its parameters, as nixl.WithBackend. Without it
 // the backend is UCX, with no threads of its own, as in SGLang's decode.
@@ -206,13 +215,8 @@ func WithHeartbeat(interval time.Duration, failures int) Option {
 }
 
 // WithReleaseTimeout bounds how long a failed room waits for its prefill ranks to say that
-// they write nothing any more.
+// they write nothing any more. A room number that is used again is held back as long.
 func WithReleaseTimeout(d time.Duration) Option { return func(c *config) { c.releaseTimeout = d } }
-
-// WithReuseHold sets how long a room number that is used again is held back while an earlier
-// use of it was not released: what the earlier use still causes could be taken for the later
-// one's.
-func WithReuseHold(d time.Duration) Option { return func(c *config) { c.reuseHold = d } }
 
 // WithLossGrace sets how long after the loss of a connection its rooms may still be completed
 // by what was on its way.
@@ -221,8 +225,9 @@ func WithLossGrace(d time.Duration) Option { return func(c *config) { c.lossGrac
 // WithCloseTimeout bounds Manager.Close.
 func WithCloseTimeout(d time.Duration) Option { return func(c *config) { c.closeTimeout = d } }
 
-// WithThreadInit runs f once on the thread that makes native calls, before the first: a server
-// makes its CUDA context current there. An error of it fails NewManager.
+// WithThreadInit runs f once on the thread that fetches notifications, before it does: a server
+// makes its CUDA context current there. NIXL's agent is made, and the layout's memory registered,
+// by whoever calls NewManager. An error of f fails NewManager.
 func WithThreadInit(f func() error) Option { return func(c *config) { c.threadInit = f } }
 
 // WithLimits bounds what the manager holds.

@@ -37,7 +37,6 @@ func TestNewManagerRefuses(t *testing.T) {
 		{"no release timeout", nil, []Option{WithReleaseTimeout(0)}, nil, "release timeout"},
 		{"no heartbeat", nil, []Option{heartbeats(0, 1)}, nil, "heartbeat interval"},
 		{"no heartbeat failures", nil, []Option{WithHeartbeat(time.Second, 0)}, nil, "heartbeat failures"},
-		{"negative hold", nil, []Option{WithReuseHold(-1)}, nil, "reuse hold"},
 		{"negative grace", nil, []Option{WithLossGrace(-1)}, nil, "loss grace"},
 		{"port", nil, []Option{WithListen("127.0.0.1", 70000)}, nil, "port 70000"},
 		{"port in use", nil, []Option{WithListen("127.0.0.1", taken.Addr().(*net.TCPAddr).Port)}, nil, "in use"},

@@ -2,7 +2,6 @@ package kvreceiver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -25,8 +24,9 @@ type prefill struct {
 	used   time.Time     // likewise: when the last room left
 	misses int           // heartbeats; the heartbeat's own
 
-	mu    sync.Mutex
-	known *group // nil: to be asked
+	mu      sync.Mutex
+	known   *group // nil: to be asked
+	reached bool   // it has answered, and its heartbeat is watched
 }
 
 // group is what the bootstrap server told. It is not changed once it is known, except that
@@ -91,7 +91,7 @@ func (p *prefill) group(ctx context.Context) (g *group, err error) {
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.known = g
+		p.known, p.reached = g, true
 		return nil
 	})
 	if err != nil {
@@ -189,6 +189,13 @@ func (p *prefill) forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.known = nil
+}
+
+// giveUp is forget for a prefill that is gone.
+func (p *prefill) giveUp() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.known, p.reached = nil, false
 }
 
 // has says whether a rank belongs to the prefill, as far as it is known.
@@ -302,13 +309,4 @@ func decodeConfig(l *registry.Layout, cfg *config) bootstrap.DecodeConfig {
 		d.StateTypes = append(d.StateTypes, string(s.Type))
 	}
 	return d
-}
-
-// connectError says why the ranks of a room were not found, in the words of this package's
-// sentinels.
-func connectError(err error) error {
-	if errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, nixlkv.ErrNotReady) && !errors.Is(err, nixlkv.ErrPeerLost) && !errors.Is(err, nixlkv.ErrTimeout) {
-		return fmt.Errorf("%w: %w", nixlkv.ErrTimeout, err)
-	}
-	return err
 }

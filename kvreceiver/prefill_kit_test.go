@@ -294,10 +294,19 @@ func (r *rank) metadata(id nixlkv.Room) *wire.Metadata {
 func (r *rank) aborted(id nixlkv.Room) *wire.Abort {
 	r.t.Helper()
 	a := take(r, fmt.Sprintf("the ABORT of room %d", id), func(m *wire.Abort) bool { return m.Room == id })
-	if !a.HasGeneration || a.Generation == 0 || a.From.IsZero() {
-		r.t.Errorf("ABORT without generation or address: %+v", a)
+	if a.HasGeneration && (a.Generation == 0 || a.From.IsZero()) {
+		r.t.Errorf("ABORT asks for an answer, and does not say where: %+v", a)
 	}
 	return a
+}
+
+// unanswered waits for an abort that asks for no answer: of a room whose pages were not told.
+func (r *rank) unanswered(id nixlkv.Room) {
+	r.t.Helper()
+	a := take(r, fmt.Sprintf("the ABORT of room %d", id), func(m *wire.Abort) bool { return m.Room == id })
+	if a.HasGeneration || !a.From.IsZero() {
+		r.t.Errorf("ABORT asks for an answer: %+v", a)
+	}
 }
 
 // send sends a message to a decode.

@@ -83,6 +83,9 @@ func (b *robot) run() {
 				b.answer(m)
 			}
 		case *wire.Abort:
+			if m.From.IsZero() {
+				continue // it asks for no answer
+			}
 			frames, err := new(wire.Encoder).AbortAck(&wire.AbortAck{Room: m.Room, PrefillRank: b.number, Generation: m.Generation, HasGeneration: true})
 			b.try(m.From, frames, err)
 		}

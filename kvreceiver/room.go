@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/nixlkv/nixlkv"
 	"github.com/nixlkv/nixlkv/internal/wire"
 )
@@ -20,10 +18,11 @@ import (
 // Its methods are called with mu held, unless they say otherwise. A room sends messages and
 // reads its aux slot, and does no other I/O. Locks are taken in the order room, manager, link.
 type room struct {
-	m       *Manager
-	id      nixlkv.Room
-	dpRank  int
-	prefill *prefill
+	m        *Manager
+	id       nixlkv.Room
+	dpRank   int
+	receiver *Receiver
+	prefill  *prefill
 
 	mu          sync.Mutex
 	stopConnect context.CancelCauseFunc // of the one Connect; nil before
@@ -37,31 +36,33 @@ type room struct {
 	open        bool        // the metadata went out: messages for the number are this use's
 	timer       *time.Timer // waiting timeout
 	timeouts    int         // started so far
-	hold        *time.Timer // an earlier use of the number holds this one back
+	held        func()      // what goes out once no earlier use of the number can be meant any more
 	release     *time.Timer
 
-	status   nixlkv.Status
-	failure  *KVTransferError
-	abort    uint64 // generation of the ABORT that was sent; 0: none
-	acked    bool   // pages are released for certain
-	closed   bool
-	gone     bool // out of the table; guarded by the manager's roomsMu, as is over
-	over     bool // nothing of this use of the number can come any more, or it was waited long enough
-	changed  bool // in the manager's list of changed rooms
-	metrics  Metrics
-	ready    chan struct{} // closed once pages can be published, or never will be
-	done     chan struct{} // closed once ended
-	released chan struct{} // closed once pages are released, or it was waited long enough
+	status    nixlkv.Status
+	failure   *KVTransferError
+	confirmed bool // pages are released for certain
+	closed    bool
+	gone      bool // out of the table; guarded by the manager's roomsMu, as is over
+	over      bool // nothing of this use of the number can come any more, or it was waited long enough
+	changed   bool // in the manager's list of changed rooms
+	metrics   Metrics
+	ready     chan struct{} // closed once pages can be published, or never will be
+	done      chan struct{} // closed once ended
+	released  chan struct{} // closed once pages are released, or it was waited long enough
 }
 
 // roomTarget is a prefill rank of a room.
 type roomTarget struct {
 	target
 	link       *link
-	out        *outgoing // the metadata, until they were sent
+	out        *outgoing // metadata or BOOTSTRAP, until it was sent
 	told       bool      // the metadata have reached the rank, or may have
-	generation uint64    // of the connection that something of the room went over
-	acked      bool      // the rank answered the ABORT
+	generation uint64    // of the connection that they went over
+	abort      uint64    // by which the rank's answer names the abort; 0: none is asked for
+	abortOver  uint64    // the connection that the abort went over
+	detour     bool      // another one than the metadata's
+	answered   bool      // the rank has said that it writes nothing any more
 }
 
 // advance gives the room a later status.
@@ -95,7 +96,7 @@ func (r *room) end(s nixlkv.Status) {
 	r.status = s
 	r.metrics.Ended = time.Now()
 	stopTimer(&r.timer)
-	stopTimer(&r.hold)
+	r.held = nil
 	r.dest = Destination{}
 	if r.stopConnect != nil {
 		r.stopConnect(nixlkv.ErrAborted)
@@ -149,38 +150,34 @@ func (r *room) reports() []nixlkv.RankReport {
 func (r *room) connected(g *group, targets []*roomTarget) {
 	r.group, r.targets = g, targets
 	for _, t := range targets {
-		r.ranks = append(r.ranks, rankProgress{number: t.number, dummy: t.dummy})
+		// Up to 0.5.21 the topology has no policy, and this library tells only one that is not
+		// the default.
+		r.ranks = append(r.ranks, rankProgress{number: t.number, dummy: t.dummy, settles: g.topology.DecodeAllocationPolicy == ""})
 	}
 }
 
-// publish sends the metadata, unless an earlier use of the number may still cause messages.
-func (r *room) publish() {
-	if !r.m.lingers(r) {
-		r.flush()
+// goOn runs what is to go out to the prefill, at once or when no earlier use of the number can
+// be meant any more.
+func (r *room) goOn(send func()) {
+	if r.m.lingers(r) {
+		r.held = send
 		return
 	}
-	r.hold = time.AfterFunc(r.m.cfg.reuseHold, func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.hold != nil {
-			r.m.warn.Warn("a room number is used again whose last use was not released", zap.Uint64("room", uint64(r.id)))
-			r.flush()
-		}
-	})
+	send()
 }
 
-// resume sends what was held back, if nothing holds it back any more. It takes mu.
+// resume runs what was held back, if nothing holds it back any more. It takes mu.
 func (r *room) resume() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.hold != nil && !r.m.lingers(r) {
-		r.flush()
+	if send := r.held; send != nil && !r.m.lingers(r) {
+		r.held = nil
+		send()
 	}
 }
 
 // flush sends the metadata to every prefill rank, dummies too.
 func (r *room) flush() {
-	stopTimer(&r.hold)
 	d := &r.dest
 	var components []int
 	for i, s := range d.State {
@@ -195,8 +192,16 @@ func (r *room) flush() {
 	r.open = true
 	r.m.watching(1)
 	r.metrics.Published = time.Now()
+	frames, dummies, err := r.metadata()
 	for _, t := range r.targets {
-		if err := r.tell(t); err != nil {
+		if err == nil {
+			f := frames
+			if t.dummy {
+				f = dummies
+			}
+			err = r.tell(t, f)
+		}
+		if err != nil {
 			r.fail(r.untold(t, err))
 			return
 		}
@@ -204,22 +209,29 @@ func (r *room) flush() {
 	r.dest.Pages, r.dest.State = nil, nil
 }
 
-// tell sends the metadata to one rank.
-func (r *room) tell(t *roomTarget) error {
+// metadata gives the messages for ranks that send, and for dummies.
+func (r *room) metadata() (frames, dummies [][]byte, err error) {
 	d := &r.dest
-	meta := &wire.Metadata{
+	meta := wire.Metadata{
 		Room: r.id, From: r.m.self, Agent: r.m.agent.Name(), KVIndices: d.Pages, AuxIndex: d.Aux.slot,
-		Destinations: r.group.ranks.Destinations, StateIndices: d.State, Prefix: d.Prefix, Dummy: t.dummy,
+		Destinations: r.group.ranks.Destinations, StateIndices: d.State, Prefix: d.Prefix,
 	}
-	var enc wire.Encoder // let go with the frames, which stay queued
-	frames, err := enc.Metadata(meta)
-	if err != nil {
-		return err
+	var enc, dummyEnc wire.Encoder // let go with the frames, which stay queued
+	if frames, err = enc.Metadata(&meta); err != nil {
+		return nil, nil, err
 	}
+	meta.Dummy = true
+	dummies, err = dummyEnc.Metadata(&meta)
+	return frames, dummies, err
+}
+
+// tell sends the metadata to one rank.
+func (r *room) tell(t *roomTarget, frames [][]byte) error {
 	o := &outgoing{frames: frames}
 	o.done = func(generation uint64, err error) { r.sent(t, generation, err) }
 	t.out, t.told = o, true
-	if err = t.link.send(o); err != nil {
+	err := t.link.send(o)
+	if err != nil {
 		t.out, t.told = nil, false
 	}
 	return err
@@ -281,7 +293,13 @@ func (r *room) rankLost(l *link, generation uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, t := range r.targets {
-		if t.link != l || t.generation != generation {
+		if t.link != l {
+			continue
+		}
+		if t.abort != 0 && t.abortOver == generation && r.awaits(t) {
+			r.sendAbort(t) // it may not have been read
+		}
+		if t.generation != generation {
 			continue
 		}
 		suffers := true
@@ -317,7 +335,7 @@ func (r *room) expire(n int) {
 	}
 	r.prefill.forget()
 	if !r.published {
-		r.fail(fmt.Errorf("%w: Timed out waiting for prefill completion: Request %d timed out after %gs in KVPoll.Bootstrapping",
+		r.fail(fmt.Errorf("%w: Timed out waiting for prefill completion, or for pages after it: Request %d timed out after %gs in KVPoll.Bootstrapping",
 			nixlkv.ErrTimeout, r.id, r.m.cfg.waitingTimeout.Seconds()))
 		return
 	}

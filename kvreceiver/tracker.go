@@ -45,6 +45,8 @@ type rankProgress struct {
 	dummy  bool // sends nothing
 	state  nixlkv.RankState
 	reason string
+	// settles: when the rank tells Failed it writes nothing any more (see quiet).
+	settles bool
 }
 
 // sourceProgress is what notifications have told of one source.
@@ -94,7 +96,7 @@ func (t *tracker) rank(number int) *rankProgress {
 // status takes a KV_STATUS of success or failure.
 func (t *tracker) status(number int, success bool, reason string) (verdict, error) {
 	r := t.rank(number)
-	if r == nil || r.quiet() || success && r.dummy {
+	if r == nil || r.spoke() || success && r.dummy {
 		return ignored, nil
 	}
 	// A room that has ended still has to know which of its ranks write nothing any more.
@@ -138,17 +140,24 @@ func (e *rankError) Unwrap() error { return nixlkv.ErrPeerFailed }
 // the rank still had something to tell.
 func (t *tracker) lost(number int) bool {
 	r := t.rank(number)
-	if r == nil || r.quiet() {
+	if r == nil || r.spoke() {
 		return false
 	}
 	r.state = nixlkv.RankLost
 	return !t.ended && !r.dummy
 }
 
-// quiet says whether a rank has told its end, and so writes nothing any more: Failed too is
-// told only once nothing can be written (SGLang: transfer_worker in nixl/conn.py).
-func (r *rankProgress) quiet() bool {
+// spoke says whether a rank has told its end.
+func (r *rankProgress) spoke() bool {
 	return r.state == nixlkv.RankDone || r.state == nixlkv.RankFailed
+}
+
+// quiet says whether a rank has told that it writes nothing any more. Success always says so.
+// Failed does up to SGLang 0.5.21, whose worker tells it once everything has settled, and from
+// this library; later ones tell it too when the caller gives a room up (prefill_complete) or a
+// rejected post may be on the wire (_NixlPostError in nixl/conn.py), and answer the abort later.
+func (r *rankProgress) quiet() bool {
+	return r.state == nixlkv.RankDone || r.state == nixlkv.RankFailed && r.settles
 }
 
 // notify takes a notification from an agent.
@@ -261,6 +270,10 @@ func (s *sourceProgress) chunk(tag *wire.Tag, limits trackerLimits) error {
 	return nil
 }
 
+// maxOpenChunks bounds the chunks of a source of which only parts came: parts of a chunk are
+// posted together.
+const maxOpenChunks = 1024
+
 // part notes a part of a chunk; whole says that it was the last one missing.
 func (s *sourceProgress) part(tag *wire.Tag, limits trackerLimits) (whole bool, err error) {
 	switch {
@@ -275,6 +288,9 @@ func (s *sourceProgress) part(tag *wire.Tag, limits trackerLimits) (whole bool, 
 	}
 	i := slices.IndexFunc(s.parts, func(p chunkParts) bool { return p.chunk == tag.Chunk })
 	if i < 0 {
+		if len(s.parts) >= maxOpenChunks {
+			return false, fmt.Errorf("%w: source %d has %d chunks of which only parts came", nixlkv.ErrLimit, s.source, len(s.parts))
+		}
 		s.parts = append(s.parts, chunkParts{chunk: tag.Chunk, total: tag.Parts})
 		i = len(s.parts) - 1
 	}

@@ -339,7 +339,7 @@ func TestTrackerFailureBreaks(t *testing.T) {
 				t.Fatalf("%v after the room broke: verdict %d", m, v)
 			}
 		}
-		if !j.rank(bad).quiet() || j.rank(bad).state != nixlkv.RankFailed || j.rank(bad).reason != "out of memory" {
+		if !j.rank(bad).spoke() || j.rank(bad).state != nixlkv.RankFailed || j.rank(bad).reason != "out of memory" {
 			t.Fatalf("rank %+v", j.rank(bad))
 		}
 	})

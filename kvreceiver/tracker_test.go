@@ -148,7 +148,7 @@ func TestTrackerNotesRanksAfterTheEnd(t *testing.T) {
 	if v, err := j.status(1, true, ""); v == complete || v == broken || err != nil {
 		t.Errorf("verdict %d, %v", v, err)
 	}
-	if r := j.rank(1); !r.quiet() {
+	if r := j.rank(1); !r.spoke() {
 		t.Errorf("rank 1 told success after the end of the room, and is %v", r.state)
 	}
 	if suffers := j.lost(2); suffers || j.rank(2).state != nixlkv.RankLost {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nixlkv/nixlkv"
 	"github.com/nixlkv/nixlkv/bootstrap"
+	"github.com/nixlkv/nixlkv/hostmem"
 	"github.com/nixlkv/nixlkv/nixl"
 )
 
@@ -48,6 +49,7 @@ const (
 
 type config struct {
 	engine           *nixl.Engine
+	memory           []*hostmem.Buffer
 	agentOptions     []nixl.AgentOption
 	backend          string
 	backendParams    map[string]string
@@ -103,6 +105,13 @@ func (c *config) validate() error {
 // WithEngine gives the NIXL engine; the manager makes its own agent on it and leaves the
 // engine open. Without it the manager opens nixl.Auto and closes it.
 func WithEngine(e *nixl.Engine) Option { return func(c *config) { c.engine = e } }
+
+// WithMemory names the buffers that memory of the layout lies in. They cannot be freed before
+// the manager has let go of them (hostmem.ErrInUse). Other memory is known by its address
+// alone, and stays mapped as NewManager asks.
+func WithMemory(buffers ...*hostmem.Buffer) Option {
+	return func(c *config) { c.memory = append(c.memory, buffers...) }
+}
 
 // WithBackend chooses the NIXL backend and its parameters, as nixl.WithBackend. Without it
 // the backend is UCX, with the number of threads that SGLang gives a prefill.

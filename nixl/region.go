@@ -54,6 +54,20 @@ func HostRange(b *hostmem.Buffer, off, n int) Region {
 	return r
 }
 
+// In gives the region as a part of the one of some buffers that it lies in, as [HostRange]
+// would, and as it is if it lies in none: registering it then pins the buffer, and the
+// embedded engine's peers map it.
+func (r Region) In(buffers ...*hostmem.Buffer) Region {
+	for _, b := range buffers {
+		base, n := uint64(b.Addr()), uint64(b.Len())
+		if base != 0 && r.addr >= base && r.addr-base <= n && r.len <= n-(r.addr-base) {
+			r.buf, r.off = b, r.addr-base
+			return r
+		}
+	}
+	return r
+}
+
 // Foreign is memory of the caller: n bytes at an address, which must stay mapped until they
 // are deregistered; nothing here can check that they are. For VRAM, device is the CUDA ordinal; for DRAM it is 0. Memory of the
 // Go heap must not be registered.

@@ -1,11 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"runtime"
@@ -13,34 +12,30 @@ import (
 	"time"
 )
 
-// exitTime is what the decode process may take to end after the link to it has.
-const exitTime = 2 * time.Second
-
-// listenForChild listens on a Unix socket with a random name that is not in the file
-// system: nothing has to be removed afterwards.
-func listenForChild() (net.Listener, address, error) {
-	a := address{"unix", "@nixlkv-demo-" + rand.Text()}
-	ln, err := net.Listen(a.network, a.addr)
-	return ln, a, err
-}
+const (
+	// exitTime is what the decode process may take to end when it is told to.
+	exitTime = 2 * time.Second
+	// noticeTime is how much later than the library the end of the process may be noticed.
+	noticeTime = time.Second
+)
 
 // child is the decode process that the prefill has started.
 type child struct {
-	cmd  *exec.Cmd
-	done chan struct{} // closed when it has ended
-	err  error         // how; read after done
+	cmd    *exec.Cmd
+	report bytes.Buffer  // what it wrote to its standard output; read after done
+	done   chan struct{} // closed when it has ended
+	err    error         // how; read after done
 }
 
 // startDecode starts this program again, as the decode. If it fails, so does the run.
-func startDecode(c config, a address, stderr *os.File, fail context.CancelCauseFunc) (*child, error) {
+func startDecode(args []string, stderr *os.File, fail context.CancelCauseFunc) (*child, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("starting the decode: %w", err)
 	}
 	d := &child{done: make(chan struct{})}
-	d.cmd = exec.Command(exe, "-role", roleDecode, "-connect", a.String(),
-		"-timeout", c.timeout.String(), "-nixl-log", c.nixlLog, fmt.Sprintf("-v=%t", c.verbose))
-	d.cmd.Stderr = stderr
+	d.cmd = exec.Command(exe, args...)
+	d.cmd.Stdout, d.cmd.Stderr = &d.report, stderr
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setpgid:   true,            // an interrupt at the terminal is for this process alone, which ends the other
 		Pdeathsig: syscall.SIGKILL, // and if this one cannot, the kernel does
@@ -55,11 +50,11 @@ func startDecode(c config, a address, stderr *os.File, fail context.CancelCauseF
 		if err != nil {
 			return
 		}
-		d.err = ended(d.cmd.Wait())
-		close(d.done)
-		if d.err != nil {
-			fail(&lostError{roleDecode, d.err})
+		if err := d.cmd.Wait(); err != nil {
+			d.err = &endedError{err}
+			fail(d.err)
 		}
+		close(d.done)
 	}()
 	if err := <-started; err != nil {
 		return nil, fmt.Errorf("starting the decode: %w", err)
@@ -67,44 +62,57 @@ func startDecode(c config, a address, stderr *os.File, fail context.CancelCauseF
 	return d, nil
 }
 
-// ended explains how a process ended.
-func ended(err error) error {
-	var e *exec.ExitError
-	if errors.As(err, &e) {
-		if s, ok := e.Sys().(syscall.WaitStatus); ok && s.Signaled() && s.Signal() == syscall.SIGKILL {
-			return fmt.Errorf("%w, perhaps by the kernel for want of memory", err)
+// endedError: the decode process has failed, and has said why if it could.
+type endedError struct{ err error }
+
+func (e *endedError) Error() string {
+	why := ""
+	var exit *exec.ExitError
+	if errors.As(e.err, &exit) {
+		if s, ok := exit.Sys().(syscall.WaitStatus); ok && s.Signaled() && s.Signal() == syscall.SIGKILL {
+			why = ", perhaps by the kernel for want of memory"
 		}
 	}
-	return err
+	return fmt.Sprintf("the decode has failed: %v%s", e.err, why)
 }
 
-// exit says how the process ended, once the link to it has. It is nil if the process goes
-// on, and if there is none.
-func (d *child) exit() error {
+func (e *endedError) Unwrap() error { return e.err }
+
+// wait waits for the end of the process, if there is one, and gives its report.
+func (d *child) wait(ctx context.Context) (string, error) {
 	if d == nil {
-		return nil
+		return "", nil
 	}
 	select {
 	case <-d.done:
-		return d.err
-	case <-time.After(exitTime):
-		return nil
+		return d.report.String(), d.err
+	case <-ctx.Done():
+		return "", fmt.Errorf("waiting for the decode to end: %w", context.Cause(ctx))
 	}
 }
 
-// end sees to it that the process, if there is one, is gone. It should be about to end.
-func (d *child) end() error {
+// notice gives the process, if there is one, the time to be seen to be gone: a room may fail
+// of it before.
+func (d *child) notice() {
 	if d == nil {
-		return nil
+		return
 	}
 	select {
 	case <-d.done:
+	case <-time.After(noticeTime):
+	}
+}
+
+// stop sees to it that the process, if there is one, is gone.
+func (d *child) stop() {
+	if d == nil {
+		return
+	}
+	_ = d.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by now, which done will tell
+	select {
+	case <-d.done:
 	case <-time.After(exitTime):
-		_ = d.cmd.Process.Kill() // it may have ended by now, which done will tell
+		_ = d.cmd.Process.Kill()
 		<-d.done
 	}
-	if d.err != nil {
-		return &lostError{roleDecode, d.err}
-	}
-	return nil
 }

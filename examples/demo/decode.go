@@ -2,203 +2,147 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"iter"
+	"time"
 
 	"go.uber.org/zap"
 
-	"github.com/nixlkv/nixlkv/nixl"
+	"github.com/nixlkv/nixlkv/kvreceiver"
+	"github.com/nixlkv/nixlkv/metadata"
 )
+
+// releaseTimeout bounds how long a decode that has failed waits for its prefill.
+const releaseTimeout = 2 * time.Second
 
 // decode is the side that the KV cache is sent to.
 type decode struct {
 	*program
+	worker
+	plan    *plan
+	manager *kvreceiver.Manager
+	met     bool     // the prefill has been found
+	want    []origin // of each page of the pool
 
-	engine *nixl.Engine
-	agent  *nixl.Agent
-	pool   *pool
-	link   *link
-	plan   *plan
-
-	targets [][]int32 // this side's pages of each request
-	want    []origin  // of each page of the pool
-	round   int
+	latencies []time.Duration // of requests, from telling where they go
 }
 
 // run is the decode from start to end. When it returns, everything is closed.
 func (d *decode) run(ctx context.Context) (err error) {
 	defer func() { err = d.close(ctx, err) }()
-	for step := range d.steps() {
-		if err := step.do(ctx); err != nil {
+	if err := d.open(ctx); err != nil {
+		return err
+	}
+	for round := range d.plan.rounds {
+		for _, batch := range d.plan.batches(round) {
+			if err := d.receive(ctx, batch); err != nil {
+				return err
+			}
+		}
+		d.log.Info("round arrived, verifying it", zap.Int("round", round))
+		if err := verify(ctx, d.pool, d.plan.shape, d.plan.seed, d.want); err != nil {
 			return err
 		}
 	}
-	return nil
+	d.log.Info("verified, parting")
+	return d.report(d.stdout)
 }
 
-// step is a part of the run.
-type step struct {
-	name string
-	do   func(context.Context) error
-}
-
-// steps gives the parts in order. Each needs the ones before it.
-func (d *decode) steps() iter.Seq[step] {
-	return func(yield func(step) bool) {
-		if !yield(step{"meet", d.meet}) || !yield(step{"prepare", d.prepare}) || !yield(step{"answer", d.answer}) {
-			return
-		}
-		for d.round = range d.plan.Rounds {
-			if !yield(step{"await", d.await}) || !yield(step{"verify", d.verify}) {
-				return
-			}
-		}
-		yield(step{"part", d.part})
+// open opens the engine, makes an empty cache and registers it.
+func (d *decode) open(ctx context.Context) error {
+	d.plan = newPlan(&d.config)
+	d.want = make([]origin, d.plan.pool)
+	if err := checkMemory(d.plan.shape.bytes(d.plan.pool)); err != nil {
+		return err
 	}
-}
-
-// meet connects to the prefill and gets the plan.
-func (d *decode) meet(ctx context.Context) error {
-	conn, err := dial(ctx, d.connectTo, d.log)
+	if err := d.openEngine(d.program); err != nil {
+		return err
+	}
+	d.log.Info("making an empty cache")
+	layout, err := d.makeMemory(ctx, roleDecode, d.plan)
 	if err != nil {
 		return err
 	}
-	d.link = newLink(conn, rolePrefill, d.fail, nil)
-	m, err := d.link.receive(ctx, "plan")
-	if err != nil {
-		return err
-	}
-	if m.Plan == nil {
-		return errors.New("the prefill did not begin with a plan")
-	}
-	d.plan = m.Plan
-	return d.plan.check()
-}
-
-// prepare opens the engine that the prefill has and registers an empty cache.
-func (d *decode) prepare(ctx context.Context) error {
-	kind, err := nixl.ParseKind(d.plan.Engine)
-	if err != nil {
-		return err
-	}
-	if asked := d.kind; asked != nixl.Auto && asked != kind {
-		return fmt.Errorf("the prefill runs on the %v engine, this decode was started with -engine %v", kind, asked)
-	}
-	s := d.plan.shape()
-	if err := checkMemory(s.bytes(d.plan.Pool)); err != nil {
-		return err
-	}
-	if d.engine, err = d.openEngine(kind); err != nil {
-		return err
-	}
-	if d.agent, err = d.engine.NewAgent("decode-"+rand.Text(), nixl.WithCloseTimeout(closeTimeout)); err != nil {
-		return err
-	}
-	if d.pool, err = newPool(ctx, roleDecode, s, d.plan.Pool); err != nil {
-		return err
-	}
-	_, err = d.agent.Register(d.pool.regions()...)
+	d.manager, err = kvreceiver.NewManager(ctx, layout,
+		kvreceiver.WithEngine(d.engine), kvreceiver.WithMetadata(d.slots.Buffers),
+		kvreceiver.WithListen(d.host, 0), kvreceiver.WithLogger(d.log), kvreceiver.WithMemory(d.memory()...),
+		kvreceiver.WithWaitingTimeout(d.patience()), kvreceiver.WithReleaseTimeout(releaseTimeout), kvreceiver.WithCloseTimeout(closeTimeout))
 	return err
 }
 
-// answer tells the prefill where the requests shall go.
-func (d *decode) answer(context.Context) error {
-	p := d.plan
-	// What is registered after this the metadata does not tell.
-	metadata, err := d.agent.LocalMetadata()
-	if err != nil {
-		return err
-	}
-	d.targets = pickPages(random(p.Seed, streamDecode), p.Pool, p.requests(), p.Pages)
-	d.want = make([]origin, p.Pool)
-	return d.link.send(message{Ready: &ready{Metadata: metadata, Regions: d.pool.addresses(), Targets: d.targets}})
-}
-
-// await drains notifications until every request of the round has its own. NIXL delivers
-// one only after the bytes of its transfer.
-func (d *decode) await(ctx context.Context) error {
-	rooms := d.plan.rooms(d.round)
-	missing := make(map[uint64]bool, len(rooms))
-	for _, room := range rooms {
-		missing[room] = true
-	}
-	var arrived nixl.Notifications
-	var pace backoff
-	for len(missing) > 0 {
-		if err := d.agent.Notifications(&arrived); err != nil {
+// receive tells the prefill where requests go, and waits until they are there.
+func (d *decode) receive(ctx context.Context, batch []request) (err error) {
+	receivers := make([]*kvreceiver.Receiver, 0, len(batch))
+	defer func() {
+		for _, v := range receivers {
+			err = errors.Join(err, v.Close()) // gives up what has not ended
+		}
+	}()
+	d.log.Info("asking for requests", zap.Int("requests", len(batch)))
+	for _, r := range batch {
+		v, err := d.manager.Open(r.room, d.bootstrap)
+		if err != nil {
 			return err
 		}
-		for from, msg := range arrived.All() {
-			room, err := parseTag(msg)
-			switch {
-			case err != nil:
-				return err
-			case string(from) != d.plan.Agent:
-				return fmt.Errorf("room %d: notification from agent %.64q, want %q", room, from, d.plan.Agent)
-			case !missing[room]:
-				return fmt.Errorf("room %d: notified twice, or not in this round", room)
-			}
-			delete(missing, room)
-			d.log.Debug("arrived", zap.Uint64("room", room))
+		receivers = append(receivers, v)
+		if err := d.connect(ctx, v); err != nil {
+			return err
 		}
-		if arrived.Len() > 0 {
-			pace.moved()
-		}
-		if err := pace.wait(ctx); err != nil {
-			return fmt.Errorf("waiting for notifications, %d of %d missing: %w", len(missing), len(rooms), err)
+		if err := v.Publish(kvreceiver.Destination{Pages: r.targets, Aux: kvreceiver.Aux(r.target)}); err != nil {
+			return err
 		}
 	}
-	arrive(d.want, rooms, d.plan.sources(d.round), d.targets)
-	return nil
-}
-
-// verify looks at every byte of the cache and reports.
-func (d *decode) verify(ctx context.Context) error {
-	d.log.Info("round arrived, verifying it", zap.Int("round", d.round))
-	if err := verify(ctx, d.pool, d.plan.shape(), d.plan.Seed, d.want); err != nil {
-		return err
-	}
-	return d.link.send(message{Report: &report{Written: d.plan.bytes(), Zero: d.zero()}})
-}
-
-// zero is how much of the cache belongs to no request.
-func (d *decode) zero() int64 { return d.plan.shape().bytes(d.plan.Pool) - d.plan.bytes() }
-
-// part waits until the prefill holds nothing of this process any more.
-func (d *decode) part(ctx context.Context) error {
-	m, err := d.link.receive(ctx, "end")
-	if err != nil {
-		return err
-	}
-	if !m.Bye {
-		return errors.New("the prefill did not end with its bye")
+	for i, v := range receivers {
+		if err := d.await(ctx, v, batch[i]); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// close gives everything back and gives the run's error, or what went wrong here. The
-// prefill is told of a failure at once, and of success by the end of the link, when the
-// memory is free.
+// connect finds the prefill. The first time it may not be there yet, and is asked again and
+// again; after that it only has to be asked where something has changed.
+func (d *decode) connect(ctx context.Context, v *kvreceiver.Receiver) error {
+	if !d.met {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, d.patience())
+		defer cancel()
+	}
+	err := v.Connect(ctx)
+	d.met = d.met || err == nil
+	return err
+}
+
+// await waits for a request and reads what the prefill tells of it.
+func (d *decode) await(ctx context.Context, v *kvreceiver.Receiver, r request) error {
+	if err := v.Wait(ctx); err != nil {
+		return err
+	}
+	var rec metadata.Record
+	if err := v.Metadata(&rec, metadata.Want{}); err != nil {
+		return err
+	}
+	if rec.OutputID != r.token {
+		return fmt.Errorf("room %d: first token %d, want %d", r.room, rec.OutputID, r.token)
+	}
+	arrive(d.want, r)
+	m := v.Metrics()
+	d.latencies = append(d.latencies, m.Ended.Sub(m.Published))
+	d.log.Debug("request arrived", zap.Uint64("room", uint64(r.room)))
+	return nil
+}
+
+// close gives everything back and gives the run's error, or what went wrong here.
 func (d *decode) close(ctx context.Context, err error) error {
-	if err != nil && d.link != nil {
-		err = explain(ctx, err)
-		d.link.close(err)
+	err = explain(ctx, err)
+	var manager func() error
+	if d.manager != nil {
+		manager = d.manager.Close
 	}
-	var cleanup error
-	if d.engine != nil {
-		cleanup = d.engine.Close()
-	}
-	if d.pool != nil {
-		cleanup = errors.Join(cleanup, d.pool.free())
-	}
-	if err != nil {
-		if cleanup != nil {
-			d.log.Warn("cleaning up", zap.Error(cleanup))
-		}
+	cleanup := d.worker.close(manager)
+	if err != nil && cleanup != nil {
+		d.log.Warn("cleaning up", zap.Error(cleanup))
 		return err
 	}
-	d.link.close(cleanup)
-	return cleanup
+	return errors.Join(err, cleanup)
 }

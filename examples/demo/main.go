@@ -1,18 +1,17 @@
 // Demo moves the KV cache of some requests from a prefill to a decode process, as in
-// disaggregated LLM serving, with packages nixl and hostmem. Both processes run on this
-// machine; each has the cache of a Llama-3-8B in its own memory. The prefill writes the
-// pages of a request straight into the pages that the decode has chosen for it, in one
-// transfer, and a notification tells the decode that they are there. The decode verifies
-// every byte.
+// disaggregated LLM serving, with packages kvsender and kvreceiver. Each process has the cache
+// of a Llama-3-8B in its own memory. They meet over a bootstrap server, the decode tells over
+// control sockets where the pages of each request go, and the prefill writes them there chunk
+// by chunk, the metadata with the first token behind. The decode verifies every byte.
 //
 //	go run ./examples/demo
 //
-// starts both. In two terminals:
+// starts both. In two terminals, or with other addresses and -host on two hosts:
 //
-//	go run ./examples/demo -role prefill -listen 127.0.0.1:7000
-//	go run ./examples/demo -role decode -connect 127.0.0.1:7000
+//	go run ./examples/demo -role prefill -bootstrap 127.0.0.1:7000
+//	go run ./examples/demo -role decode -bootstrap 127.0.0.1:7000
 //
-// Read prefill.go, send.go and decode.go for how the packages are used; pages.go and plan.go
+// Read prefill.go, decode.go and worker.go for how the packages are used; plan.go and pages.go
 // decide what goes where; the rest is what a program needs around it.
 package main
 
@@ -21,7 +20,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/signal"
 	"strings"
@@ -30,8 +28,6 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
-
-	"github.com/nixlkv/nixlkv/nixl"
 )
 
 const (
@@ -41,10 +37,8 @@ const (
 
 	// cleanupTime is what a run that was ended from outside may take to clean up.
 	cleanupTime = 10 * time.Second
-	// closeTimeout bounds the closing of an agent; transfers to a dead peer settle sooner.
+	// closeTimeout bounds the closing of a manager; transfers to a dead peer settle sooner.
 	closeTimeout = 5 * time.Second
-	// noticeTime is how much later than NIXL the link may notice that the peer is gone.
-	noticeTime = time.Second
 )
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
@@ -85,18 +79,20 @@ type program struct {
 	fail   context.CancelCauseFunc // ends the run
 }
 
+// patience is for what waits for the other side: the run's own timeout ends it before.
+func (p *program) patience() time.Duration { return 2 * p.timeout }
+
 // within runs the role. A native call cannot be cancelled: should one hang after the run
 // has been ended, the process ends without it.
 func (p *program) within(ctx context.Context) error {
 	done := make(chan error, 1)
 	go func() {
-		switch p.role {
-		case roleBoth:
-			done <- p.runBoth(ctx)
-		case rolePrefill:
-			done <- p.runPrefill(ctx)
-		default:
-			done <- p.runDecode(ctx)
+		if p.role == roleDecode {
+			d := decode{program: p}
+			done <- d.run(ctx)
+		} else {
+			f := prefill{program: p}
+			done <- f.run(ctx)
 		}
 	}()
 	select {
@@ -110,66 +106,6 @@ func (p *program) within(ctx context.Context) error {
 	case <-time.After(cleanupTime):
 		return fmt.Errorf("%w (and cleaning up did not end within %v)", context.Cause(ctx), cleanupTime)
 	}
-}
-
-// runBoth runs the prefill here and the decode in a process of its own.
-func (p *program) runBoth(ctx context.Context) error {
-	prefill := prefill{program: p}
-	prefill.connect = func(ctx context.Context) (net.Conn, error) {
-		ln, addr, err := listenForChild()
-		if err != nil {
-			return nil, err
-		}
-		if prefill.child, err = startDecode(p.config, addr, p.stderr, p.fail); err != nil {
-			ln.Close()
-			return nil, err
-		}
-		return accept(ctx, ln)
-	}
-	r, err := prefill.run(ctx)
-	if err != nil {
-		return err
-	}
-	return r.print(p.stdout)
-}
-
-// runPrefill runs the prefill alone.
-func (p *program) runPrefill(ctx context.Context) error {
-	prefill := prefill{program: p}
-	prefill.connect = func(ctx context.Context) (net.Conn, error) {
-		var lc net.ListenConfig
-		ln, err := lc.Listen(ctx, p.listenAt.network, p.listenAt.addr)
-		if err != nil {
-			return nil, err
-		}
-		fmt.Fprintf(p.stderr, "demo: waiting for a decode: demo -role decode -connect %v\n", address{p.listenAt.network, ln.Addr().String()})
-		return accept(ctx, ln)
-	}
-	r, err := prefill.run(ctx)
-	if err != nil {
-		return err
-	}
-	return r.print(p.stdout)
-}
-
-// runDecode runs the decode alone.
-func (p *program) runDecode(ctx context.Context) error {
-	d := decode{program: p}
-	if err := d.run(ctx); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintf(p.stdout, "%d requests arrived: %s verified, the other %s of the KV cache are zero\n",
-		len(d.plan.Rooms), formatBytes(int64(d.plan.Rounds)*d.plan.bytes()), formatBytes(d.zero()))
-	return err
-}
-
-// openEngine opens an engine as the flags say.
-func (p *program) openEngine(kind nixl.Kind) (*nixl.Engine, error) {
-	e, err := nixl.Open(kind, nixl.WithNIXLLogLevel(p.nixlLog), nixl.WithLogger(p.log))
-	if errors.Is(err, nixl.ErrLibraryNotFound) {
-		err = &noLibraryError{err}
-	}
-	return e, err
 }
 
 // complain says on standard error why the run failed.
@@ -247,17 +183,7 @@ func exitCode(err error) int {
 
 // explain puts why the run has ended before what failed because of it.
 func explain(ctx context.Context, err error) error {
-	if err == nil {
-		return nil
-	}
-	// NIXL may notice the end of a peer before the link does, which knows more.
-	if errors.As(err, new(*nixl.Error)) || errors.As(err, new(*lostError)) {
-		select {
-		case <-ctx.Done():
-		case <-time.After(noticeTime):
-		}
-	}
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
 		return fmt.Errorf("%w (%w)", cause, err)
 	}
 	return err

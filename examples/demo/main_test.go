@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"slices"
 	"strings"
@@ -12,6 +14,7 @@ import (
 
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/nixlkv/nixlkv/nixl"
 )
@@ -20,9 +23,18 @@ import (
 // as the decode.
 const (
 	envProgram = "NIXLKV_DEMO_TEST_PROGRAM"
-	// envStumble makes the decode do something before one of its steps: STEP:kill, STEP:stop,
-	// STEP:spoil or STEP:stray.
+	// envStumble makes the decode do something when it first logs a message: MESSAGE:kill,
+	// MESSAGE:stop, MESSAGE:spoil or MESSAGE:stray.
 	envStumble = "NIXLKV_DEMO_TEST_STUMBLE"
+)
+
+// Where a decode can stumble, in this order.
+const (
+	atStart  = "making an empty cache"
+	atAsking = "asking for requests"
+	atFirst  = "request arrived" // others may be on their way
+	atVerify = "round arrived, verifying it"
+	atEnd    = "verified, parting"
 )
 
 func TestMain(m *testing.M) {
@@ -38,7 +50,7 @@ func TestMain(m *testing.M) {
 
 // stumble runs a decode that fails on purpose.
 func stumble(args []string, at string) int {
-	name, what, _ := strings.Cut(at, ":")
+	message, what, _ := strings.Cut(at, ":")
 	c, err := parseFlags(args)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -46,55 +58,38 @@ func stumble(args []string, at string) int {
 	}
 	ctx, fail := context.WithCancelCause(context.Background())
 	defer fail(nil)
-	d := decode{program: &program{config: c, stdout: os.Stdout, stderr: os.Stderr, log: zap.NewNop(), fail: fail}}
-	for step := range d.steps() {
-		if step.name == "await" && name == "first" {
-			err = firstArrival(ctx, d.agent)
+	d := decode{program: &program{config: c, stdout: os.Stdout, stderr: os.Stderr, fail: fail}}
+	// The core logs nothing, but its entries reach the hook.
+	core := zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), zapcore.AddSync(discard{}), zap.DebugLevel)
+	d.log = zap.New(core, zap.Hooks(func(e zapcore.Entry) error {
+		if e.Message == message {
+			act(&d, what)
 		}
-		if err == nil && (step.name == name || step.name == "await" && name == "first") {
-			err = act(&d, what)
-		}
-		if err == nil {
-			err = step.do(ctx)
-		}
-		if err != nil {
-			err = d.close(ctx, err)
-			d.complain(err)
-			return exitCode(err)
-		}
+		return nil
+	}))
+	if err := d.run(ctx); err != nil {
+		d.complain(err)
+		return exitCode(err)
 	}
 	return 0
 }
 
-// firstArrival waits until some request has arrived; the others are on their way.
-func firstArrival(ctx context.Context, a *nixl.Agent) error {
-	var n nixl.Notifications
-	for pace := (backoff{}); n.Len() == 0; {
-		if err := a.Notifications(&n); err != nil {
-			return err
-		}
-		if err := pace.wait(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+type discard struct{}
 
-func act(d *decode, what string) error {
+func (discard) Write(b []byte) (int, error) { return len(b), nil }
+
+func act(d *decode, what string) {
 	fmt.Fprintln(os.Stderr, "stumbling")
 	switch what {
 	case "kill":
-		return syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	case "stop":
-		return syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
 	case "spoil":
-		d.pool.page(spoilt.region, d.targets[spoilt.request][0])[spoilt.off] ^= 0x40
+		d.pool.page(spoilt.region, d.plan.targets[spoilt.request][0])[spoilt.off] ^= 0x40
 	case "stray":
 		d.pool.page(spoilt.region, 0)[spoilt.off] ^= 0x40
-	default:
-		return fmt.Errorf("no way to stumble: %q", what)
 	}
-	return nil
 }
 
 // spoilt is what the decode changes behind NIXL's back.
@@ -102,7 +97,20 @@ var spoilt = struct{ region, request, off int }{region: 3, request: 1, off: 1001
 
 // small is a run of a few MiB; further flags win over these.
 func small(kind nixl.Kind, more ...string) []string {
-	return append([]string{"-engine", kind.String(), "-layers", "2", "-requests", "6", "-pages", "5", "-in-flight", "2", "-timeout", "40s"}, more...)
+	return append([]string{"-engine", kind.String(), "-layers", "2", "-requests", "6", "-pages", "5", "-chunk", "2", "-in-flight", "2", "-timeout", "40s"}, more...)
+}
+
+// alone is the same for one side.
+func alone(role, bootstrap string, kind nixl.Kind, more ...string) []string {
+	return small(kind, append([]string{"-role", role, "-bootstrap", bootstrap}, more...)...)
+}
+
+// startPrefill starts a prefill alone, and gives its bootstrap server.
+func startPrefill(t *testing.T, kind nixl.Kind, more ...string) (p *process, bootstrap string) {
+	t.Helper()
+	p = start(t, nil, alone(rolePrefill, "127.0.0.1:0", kind, more...)...)
+	args := strings.Fields(p.until("waiting for a decode"))
+	return p, args[slices.Index(args, "-bootstrap")+1]
 }
 
 // eachEngine runs a test over both engines.
@@ -123,8 +131,10 @@ func TestBoth(t *testing.T) {
 	eachEngine(t, func(t *testing.T, kind nixl.Kind) {
 		p := start(t, nil, small(kind)...)
 		p.ends(0)
-		for _, part := range []string{"engine    " + kind.String(), "first request", "others, round 1", "later rounds", "memcpy",
-			"verified     11.25 MiB written (11,796,480 bytes), 1 MiB untouched and zero"} {
+		for _, part := range []string{"engine       " + kind.String(), "in chunks of 2", "first request", "others, round 1", "later rounds", "memcpy",
+			"transfers    72: 360 pieces of 32 KiB, and 18 metadata slots\n",
+			"decode       p50 ", "1 registration and 18 rooms",
+			"verified     11.25 MiB written (11,796,480 bytes), 1 MiB untouched and zero, 18 first tokens\n"} {
 			if !strings.Contains(p.stdout.String(), part) {
 				t.Errorf("no %q in:\n%s", part, p.stdout.String())
 			}
@@ -146,51 +156,69 @@ func TestSmallest(t *testing.T) {
 	}
 }
 
+// The command that the prefill prints starts the decode that belongs to it.
 func TestTwoTerminals(t *testing.T) {
 	t.Parallel()
-	for name, listen := range map[string]string{"tcp": "127.0.0.1:0", "unix": "unix:@nixlkv-demo-test-" + fmt.Sprint(os.Getpid())} {
-		t.Run(name, func(t *testing.T) {
-			prefill := start(t, nil, small(nixl.Embedded, "-role", "prefill", "-listen", listen)...)
-			line := prefill.until("waiting for a decode")
-			decode := start(t, nil, "-role", "decode", "-connect", line[strings.LastIndexByte(line, ' ')+1:])
-			prefill.ends(0)
-			decode.ends(0)
-			if want := "18 requests arrived: 11.25 MiB verified, the other 1 MiB of the KV cache are zero\n"; decode.stdout.String() != want {
-				t.Errorf("the decode says %q, want %q", decode.stdout.String(), want)
-			}
-		})
-	}
+	eachEngine(t, func(t *testing.T, kind nixl.Kind) {
+		prefill := start(t, nil, alone(rolePrefill, "127.0.0.1:0", kind)...)
+		_, command, _ := strings.Cut(prefill.until("waiting for a decode"), ": demo ")
+		decode := start(t, nil, strings.Fields(command)...)
+		prefill.ends(0)
+		decode.ends(0)
+		if out := prefill.stdout.String(); !strings.Contains(out, "later rounds") || strings.Contains(out, "verified") {
+			t.Errorf("the prefill says:\n%s", out)
+		}
+		if out := decode.stdout.String(); !strings.Contains(out, "verified     11.25 MiB written") {
+			t.Errorf("the decode says:\n%s", out)
+		}
+	})
 }
 
 // The decode may be started first.
 func TestDecodeFirst(t *testing.T) {
 	t.Parallel()
-	path := t.TempDir() + "/s"
-	decode := start(t, nil, "-role", "decode", "-connect", "unix:"+path, "-v")
-	decode.until("no prefill yet")
-	prefill := start(t, nil, small(nixl.Embedded, "-role", "prefill", "-listen", "unix:"+path)...)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := ln.Addr().String()
+	ln.Close()
+	decode := start(t, nil, alone(roleDecode, addr, nixl.Embedded, "-v")...)
+	decode.until(atAsking)
+	prefill := start(t, nil, alone(rolePrefill, addr, nixl.Embedded)...)
 	prefill.ends(0)
 	decode.ends(0)
 }
 
+// Both sides say why they do not fit together.
 func TestEnginesDiffer(t *testing.T) {
 	t.Parallel()
-	prefill := start(t, nil, small(nixl.Embedded, "-role", "prefill", "-listen", "127.0.0.1:0")...)
-	line := prefill.until("waiting for a decode")
-	decode := start(t, nil, "-role", "decode", "-engine", "native", "-connect", line[strings.LastIndexByte(line, ' ')+1:])
-	const why = "the prefill runs on the embedded engine, this decode was started with -engine native"
-	decode.ends(exitFailed, "demo: decode: "+why)
-	prefill.ends(exitFailed, "demo: prefill: the decode failed: "+why)
+	if os.Getenv("NIXLKV_NIXL_LIB") == "" {
+		t.Skip("skip: no NIXL library in NIXLKV_NIXL_LIB; make test fetches one")
+	}
+	prefill, addr := startPrefill(t, nixl.Embedded)
+	decode := start(t, nil, alone(roleDecode, addr, nixl.Native)...)
+	decode.ends(exitFailed, "demo: decode: KVTransferError", "not metadata of this engine")
+	prefill.ends(exitFailed, "demo: prefill: KVTransferError", "not metadata of this engine")
+}
+
+// Workers with different flags never meet in a room.
+func TestFlagsDiffer(t *testing.T) {
+	t.Parallel()
+	prefill, addr := startPrefill(t, nixl.Embedded, "-timeout", "10s")
+	decode := start(t, nil, alone(roleDecode, addr, nixl.Embedded, "-seed", "2")...)
+	prefill.ends(exitFailed, "demo: prefill: timed out after 10s (-timeout)", "waiting for its decode")
+	decode.ends(exitFailed, "demo: decode: ", addr)
 }
 
 // A decode that dies ends the run within seconds, wherever it was.
 func TestDecodeKilled(t *testing.T) {
 	t.Parallel()
 	eachEngine(t, func(t *testing.T, kind nixl.Kind) {
-		for _, at := range []string{"meet", "prepare", "await", "first", "verify", "part"} {
+		for _, at := range []string{atStart, atAsking, atFirst, atVerify, atEnd} {
 			t.Run(at, func(t *testing.T) {
 				p := start(t, []string{envStumble + "=" + at + ":kill"}, small(kind, "-requests", "40", "-in-flight", "4", "-rounds", "1")...)
-				p.ends(exitFailed, "demo: ", "the decode is gone (signal: killed")
+				p.ends(exitFailed, "demo: ", "the decode has failed: signal: killed")
 				if out := p.stdout.String(); strings.Contains(out, "verified") {
 					t.Errorf("stdout:\n%s", out)
 				}
@@ -199,18 +227,17 @@ func TestDecodeKilled(t *testing.T) {
 	})
 }
 
-// The same without a parent that would know: the end of the connection has to do.
+// The same without a parent that would know: what is on its way fails.
 func TestDecodeKilledInAnotherTerminal(t *testing.T) {
 	t.Parallel()
 	eachEngine(t, func(t *testing.T, kind nixl.Kind) {
-		for _, at := range []string{"prepare", "await", "first", "verify"} {
-			t.Run(at, func(t *testing.T) {
-				prefill := start(t, nil, small(kind, "-role", "prefill", "-listen", "127.0.0.1:0", "-requests", "40", "-in-flight", "4")...)
-				line := prefill.until("waiting for a decode")
-				decode := start(t, []string{envStumble + "=" + at + ":kill"}, "-role", "decode", "-connect", line[strings.LastIndexByte(line, ' ')+1:])
-				decode.ends(-int(syscall.SIGKILL))
-				prefill.ends(exitFailed, "demo: prefill: ", "the decode is gone")
-			})
+		large := []string{"-requests", "40", "-pages", "20", "-in-flight", "4"}
+		prefill, addr := startPrefill(t, kind, large...)
+		decode := start(t, []string{envStumble + "=" + atFirst + ":kill"}, alone(roleDecode, addr, kind, large...)...)
+		decode.ends(-int(syscall.SIGKILL))
+		prefill.ends(exitFailed, "demo: prefill: ")
+		if out := prefill.stdout.String(); out != "" {
+			t.Errorf("stdout:\n%s", out)
 		}
 	})
 }
@@ -219,13 +246,12 @@ func TestPrefillKilled(t *testing.T) {
 	t.Parallel()
 	eachEngine(t, func(t *testing.T, kind nixl.Kind) {
 		t.Run("another terminal", func(t *testing.T) {
-			prefill := start(t, nil, small(kind, "-role", "prefill", "-listen", "127.0.0.1:0", "-rounds", "1000", "-v")...)
-			line := prefill.until("waiting for a decode")
-			decode := start(t, nil, "-role", "decode", "-connect", line[strings.LastIndexByte(line, ' ')+1:])
+			prefill, addr := startPrefill(t, kind, "-rounds", "1000", "-v")
+			decode := start(t, nil, alone(roleDecode, addr, kind, "-rounds", "1000")...)
 			prefill.until("round sent")
 			prefill.signal(syscall.SIGKILL)
 			prefill.ends(-int(syscall.SIGKILL))
-			decode.ends(exitFailed, "demo: decode: ", "the prefill is gone")
+			decode.ends(exitFailed, "demo: decode: KVTransferError", addr)
 		})
 		t.Run("parent", func(t *testing.T) {
 			// wait sees that the decode is gone too.
@@ -237,22 +263,21 @@ func TestPrefillKilled(t *testing.T) {
 	})
 }
 
-// A wrong byte fails the run and is named by both sides.
+// A wrong byte fails the run and is named.
 func TestWrongBytes(t *testing.T) {
 	t.Parallel()
 	c, err := parseFlags(small(nixl.Embedded))
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan := makePlan(c, nixl.Embedded, "any")
-	target := pickPages(random(c.seed, streamDecode), c.poolPages, c.requests, c.pages)[spoilt.request][0]
+	plan := newPlan(&c)
 	for what, owner := range map[string]string{
-		"spoil": fmt.Sprintf("room %d, region %d (V of layer 1), page %d: byte %d is ", plan.Rooms[spoilt.request], spoilt.region, target, spoilt.off),
+		"spoil": fmt.Sprintf("room %d, region %d (V of layer 1), page %d: byte %d is ", plan.rooms[spoilt.request], spoilt.region, plan.targets[spoilt.request][0], spoilt.off),
 		"stray": fmt.Sprintf("no room, region %d (V of layer 1), page 0: byte %d is 0x40, want 0x00", spoilt.region, spoilt.off),
 	} {
 		t.Run(what, func(t *testing.T) {
-			p := start(t, []string{envStumble + "=verify:" + what}, small(nixl.Embedded)...)
-			p.ends(exitFailed, "demo: decode: wrong bytes: "+owner, "the decode failed: wrong bytes: "+owner)
+			p := start(t, []string{envStumble + "=" + atVerify + ":" + what}, small(nixl.Embedded)...)
+			p.ends(exitFailed, "demo: decode: wrong bytes: "+owner, "demo: the decode has failed: exit status 1")
 		})
 	}
 }
@@ -269,7 +294,7 @@ func TestSignals(t *testing.T) {
 					p.signal(s)
 					p.ends(exitSignal+int(s), "demo: ", "ended by a signal: "+s.String())
 				})
-				for _, at := range []string{"meet", "await"} {
+				for _, at := range []string{atStart, atAsking} {
 					t.Run(at, func(t *testing.T) {
 						p := start(t, []string{envStumble + "=" + at + ":stop"}, small(kind)...)
 						p.until("stumbling")
@@ -281,13 +306,12 @@ func TestSignals(t *testing.T) {
 		})
 	}
 	t.Run("decode", func(t *testing.T) {
-		prefill := start(t, nil, small(nixl.Embedded, "-role", "prefill", "-listen", "127.0.0.1:0", "-rounds", "1000", "-v")...)
-		line := prefill.until("waiting for a decode")
-		decode := start(t, nil, "-role", "decode", "-connect", line[strings.LastIndexByte(line, ' ')+1:])
+		prefill, addr := startPrefill(t, nixl.Embedded, "-rounds", "1000", "-v", "-timeout", "15s")
+		decode := start(t, nil, alone(roleDecode, addr, nixl.Embedded, "-rounds", "1000")...)
 		prefill.until("round sent")
 		decode.signal(syscall.SIGINT)
 		decode.ends(exitSignal+int(syscall.SIGINT), "demo: decode: ", "ended by a signal: interrupt")
-		prefill.ends(exitFailed, "demo: prefill: ", "the decode failed: ", "ended by a signal: interrupt")
+		prefill.ends(exitFailed, "demo: prefill: ") // a room was aborted, or no further one comes
 	})
 }
 
@@ -295,48 +319,38 @@ func TestSignals(t *testing.T) {
 func TestTimeout(t *testing.T) {
 	t.Parallel()
 	eachEngine(t, func(t *testing.T, kind nixl.Kind) {
-		p := start(t, []string{envStumble + "=await:stop"}, small(kind, "-timeout", "3s")...)
+		p := start(t, []string{envStumble + "=" + atAsking + ":stop"}, small(kind, "-timeout", "3s")...)
 		p.ends(exitFailed, "demo: ", "timed out after 3s (-timeout)")
 	})
 	t.Run("no decode", func(t *testing.T) {
-		p := start(t, nil, small(nixl.Embedded, "-role", "prefill", "-listen", "127.0.0.1:0", "-timeout", "100ms")...)
-		p.ends(exitFailed, "demo: prefill: waiting for the decode to connect: timed out after 100ms (-timeout)")
+		p := start(t, nil, alone(rolePrefill, "127.0.0.1:0", nixl.Embedded, "-timeout", "500ms")...)
+		p.ends(exitFailed, "demo: prefill: timed out after 500ms (-timeout)")
 	})
 	t.Run("no prefill", func(t *testing.T) {
-		p := start(t, nil, "-role", "decode", "-connect", "unix:"+t.TempDir()+"/s", "-timeout", "100ms")
-		p.ends(exitFailed, "demo: decode: waiting for a prefill at unix:", "timed out after 100ms (-timeout)")
+		p := start(t, nil, alone(roleDecode, "127.0.0.1:1", nixl.Embedded, "-timeout", "3s")...)
+		p.ends(exitFailed, "demo: decode: timed out after 3s (-timeout)", "connection refused")
 	})
 }
 
-// Whatever connects to a decode or a prefill, it fails with a message.
+// Whatever answers where the bootstrap server should be, the decode fails with a message.
 func TestStrangers(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ says, want string }{
-		"nothing":    {"", "the prefill is gone (it closed the link)"},
-		"garbage":    {"GET / HTTP/1.1\r\n", "from the prefill: message: "},
-		"wrong turn": {`{"bye":true}` + "\n", "the prefill did not begin with a plan"},
-		"empty plan": {`{"plan":{}}` + "\n", `plan: no engine ""`},
-		"failure":    {`{"failed":"on fire"}` + "\n", "the prefill failed: on fire"},
+	for name, c := range map[string]struct {
+		status     int
+		body, want string
+	}{
+		"another server":  {http.StatusOK, "<html>hello</html>", "bootstrap"},
+		"not there":       {http.StatusNotFound, "404 page not found", "404 Not Found"},
+		"wrong page size": {http.StatusOK, `{"attn_tp_size":1,"attn_cp_size":1,"dp_size":1,"pp_size":1,"page_size":64,"kv_cache_dtype":"bfloat16","follow_bootstrap_room":true}`, "age size"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ln, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer ln.Close()
-			p := start(t, nil, "-role", "decode", "-connect", ln.Addr().String(), "-timeout", "40s")
-			conn, err := ln.Accept()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			if _, err := conn.Write([]byte(c.says)); err != nil {
-				t.Fatal(err)
-			}
-			if c.says == "" {
-				conn.Close()
-			}
-			p.ends(exitFailed, "demo: decode: ", c.want)
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(c.status)
+				fmt.Fprint(w, c.body)
+			}))
+			defer s.Close()
+			p := start(t, nil, alone(roleDecode, s.Listener.Addr().String(), nixl.Embedded, "-timeout", "5s")...)
+			p.ends(exitFailed, "demo: decode: KVTransferError", c.want)
 		})
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+
+	"github.com/nixlkv/nixlkv"
 )
 
 // Streams of random numbers that one seed gives.
@@ -61,37 +63,16 @@ func shiftPages(lists [][]int32, pool, by int) [][]int32 {
 }
 
 // pickRooms draws the requests' rooms as SGLang does: from 63 bits, and not zero.
-func pickRooms(r *rand.Rand, n int) []uint64 {
-	rooms := make([]uint64, 0, n)
-	seen := map[uint64]bool{0: true}
+func pickRooms(r *rand.Rand, n int) []nixlkv.Room {
+	rooms := make([]nixlkv.Room, 0, n)
+	seen := map[nixlkv.Room]bool{0: true}
 	for len(rooms) < n {
-		if room := r.Uint64() >> 1; !seen[room] {
+		if room := nixlkv.Room(r.Uint64() >> 1); !seen[room] {
 			seen[room] = true
 			rooms = append(rooms, room)
 		}
 	}
 	return rooms
-}
-
-// checkPages says whether lists of pages can be what pickPages gives: every list of the
-// same length, every page in the pool, none twice.
-func checkPages(lists [][]int32, pool, pages int) error {
-	seen := make([]bool, pool)
-	for i, list := range lists {
-		if len(list) != pages {
-			return fmt.Errorf("request %d has %d pages, want %d", i, len(list), pages)
-		}
-		for _, p := range list {
-			if p < 1 || int(p) >= pool {
-				return fmt.Errorf("request %d: page %d is not one of 1 to %d", i, p, pool-1)
-			}
-			if seen[p] {
-				return fmt.Errorf("request %d: page %d is given twice", i, p)
-			}
-			seen[p] = true
-		}
-	}
-	return nil
 }
 
 // golden is 2^64 divided by the golden ratio: its multiples spread over all 64 bits.
@@ -100,7 +81,11 @@ const golden = 0x9e3779b97f4a7c15
 // pattern starts the contents of one page in one region. Different pages start far apart,
 // so that a page in the wrong place, or shifted, shows.
 func pattern(seed uint64, region int, page int32) uint64 {
-	x := seed + golden*(uint64(region)<<32|uint64(uint32(page))+1)
+	return mix(seed + golden*(uint64(region)<<32|uint64(uint32(page))+1))
+}
+
+// mix spreads every bit of x over all bits (the finalizer of SplitMix64).
+func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
@@ -150,23 +135,21 @@ func firstByte(x uint64) int {
 // origin says what a page of the decode should hold: a page of the prefill, sent for a room.
 // Without a room it should have stayed zero.
 type origin struct {
-	room uint64
+	room nixlkv.Room
 	page int32
 }
 
-// arrive notes in want, which has an origin for each page of the decode, what the requests
-// of a round bring: request i from pages sources[i] to pages targets[i].
-func arrive(want []origin, rooms []uint64, sources, targets [][]int32) {
-	for i, room := range rooms {
-		for k, page := range targets[i] {
-			want[page] = origin{room, sources[i][k]}
-		}
+// arrive notes in want, which has an origin for each page of the decode, what a request
+// brings.
+func arrive(want []origin, r request) {
+	for k, page := range r.targets {
+		want[page] = origin{r.room, r.sources[k]}
 	}
 }
 
 // mismatch is the first byte that is not what it should be.
 type mismatch struct {
-	room      uint64 // 0: the page belongs to no request
+	room      nixlkv.Room // 0: the page belongs to no request
 	region    int
 	name      string // what the region holds
 	page      int

@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/nixlkv/nixlkv"
 )
 
 // flat is a pool on the Go heap.
@@ -77,7 +80,7 @@ func TestPickPagesRuns(t *testing.T) {
 
 func TestPickRooms(t *testing.T) {
 	rooms := pickRooms(random(1, streamRooms), 1000)
-	seen := map[uint64]bool{}
+	seen := map[nixlkv.Room]bool{}
 	for _, r := range rooms {
 		if r == 0 || r>>63 != 0 || seen[r] {
 			t.Fatalf("room %d is zero, of 64 bits or given twice", r)
@@ -89,23 +92,25 @@ func TestPickRooms(t *testing.T) {
 	}
 }
 
-func TestCheckPages(t *testing.T) {
-	for name, c := range map[string]struct {
-		lists [][]int32
-		want  bool
-	}{
-		"good":         {[][]int32{{1, 2}, {4, 3}}, true},
-		"page 0":       {[][]int32{{1, 0}}, false},
-		"negative":     {[][]int32{{1, -1}}, false},
-		"past the end": {[][]int32{{1, 5}}, false},
-		"twice":        {[][]int32{{1, 2}, {2, 3}}, false},
-		"too few":      {[][]int32{{1, 2}, {3}}, false},
-		"too many":     {[][]int32{{1, 2, 3}}, false},
-	} {
-		if err := checkPages(c.lists, 5, 2); (err == nil) != c.want {
-			t.Errorf("%s: %v", name, err)
+// checkPages says whether lists of pages can be what pickPages gives: every list of the
+// same length, every page in the pool, none twice.
+func checkPages(lists [][]int32, pool, pages int) error {
+	seen := make([]bool, pool)
+	for i, list := range lists {
+		if len(list) != pages {
+			return fmt.Errorf("request %d has %d pages, want %d", i, len(list), pages)
+		}
+		for _, p := range list {
+			if p < 1 || int(p) >= pool {
+				return fmt.Errorf("request %d: page %d is not one of 1 to %d", i, p, pool-1)
+			}
+			if seen[p] {
+				return fmt.Errorf("request %d: page %d is given twice", i, p)
+			}
+			seen[p] = true
 		}
 	}
+	return nil
 }
 
 // sent gives the pool of a decode to which requests were sent without a fault, over some
@@ -130,7 +135,9 @@ func sent(s shape, pool, requests, pages, rounds int, seed uint64) (*flat, []ori
 				}
 			}
 		}
-		arrive(want, rooms[round*requests:][:requests], from, targets)
+		for i := range requests {
+			arrive(want, request{room: rooms[round*requests+i], sources: from[i], targets: targets[i]})
+		}
 	}
 	return dst, want
 }
@@ -201,13 +208,6 @@ func TestVerifyStops(t *testing.T) {
 	cancel(why)
 	if err := verify(ctx, m, m.shape, 1, want); !errors.Is(err, why) {
 		t.Error(err)
-	}
-}
-
-func TestAppendIndices(t *testing.T) {
-	got := appendIndices([]int32{7}, llama3(1), 10, []int32{3, 4, 9})
-	if want := []int32{7, 3, 4, 9, 13, 14, 19}; !slices.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
 	}
 }
 

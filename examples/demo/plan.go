@@ -1,102 +1,100 @@
 package main
 
 import (
-	"errors"
 	"fmt"
+	"hash/fnv"
 	"math"
 
 	"github.com/nixlkv/nixlkv"
-	"github.com/nixlkv/nixlkv/nixl"
 )
 
-// Bounds on what the flags ask for and on what the other side tells.
+// Bounds on what the flags ask for.
 const (
 	maxLayers   = 1024
 	maxPool     = 1 << 20 // pages
 	maxRequests = 1 << 16 // in all rounds
 	maxRounds   = 1 << 10
 	maxInFlight = 1 << 10
+	maxChunks   = 1 << 12 // of a request: what a sender lets wait
 )
 
-// message is one line on the link. Exactly one of its fields is set.
-type message struct {
-	Plan   *plan   `json:"plan,omitempty"`   // first, from the prefill
-	Ready  *ready  `json:"ready,omitempty"`  // the decode's answer; then the writes go out
-	Report *report `json:"report,omitempty"` // from the decode, when it has verified a round; then the next one goes out
-	Bye    bool    `json:"bye,omitempty"`    // from the prefill, which holds nothing of the decode any more
-	Failed string  `json:"failed,omitempty"` // from either, any time: why it gives up
-}
-
-// plan is what the prefill is going to send.
+// plan is what a router would tell both sides: which requests there are. Here both work it out
+// from the same flags.
 type plan struct {
-	Engine string   `json:"engine"` // native or embedded: both sides need the same
-	Agent  string   `json:"agent"`  // the prefill's, from which notifications come
-	Layers int      `json:"layers"`
-	Pool   int      `json:"pool"`  // pages of each side
-	Pages  int      `json:"pages"` // of each request
-	Rounds int      `json:"rounds"`
-	Seed   uint64   `json:"seed"`
-	Rooms  []uint64 `json:"rooms"` // one a request, round by round
-	// Sources are the prefill's pages of each request in the first round. A decode needs
-	// them only to verify.
-	Sources [][]int32 `json:"sources"`
+	shape  shape
+	pool   int // pages of each side
+	pages  int // of each request
+	rounds int
+	seed   uint64
+
+	rooms   []nixlkv.Room // one a request, round by round
+	sources [][]int32     // the prefill's pages of each request in the first round
+	targets [][]int32     // the decode's, in every round
 }
 
-// makePlan draws rooms and pages.
-func makePlan(c config, engine nixl.Kind, agent string) plan {
-	return plan{
-		Engine:  engine.String(),
-		Agent:   agent,
-		Layers:  c.layers,
-		Pool:    c.poolPages,
-		Pages:   c.pages,
-		Rounds:  c.rounds,
-		Seed:    c.seed,
-		Rooms:   pickRooms(random(c.seed, streamRooms), c.rounds*c.requests),
-		Sources: pickPages(random(c.seed, streamPrefill), c.poolPages, c.requests, c.pages),
+// request is one request of a round.
+type request struct {
+	room    nixlkv.Room
+	sources []int32 // pages of the prefill
+	targets []int32 // and of the decode
+	source  int     // metadata slot of the prefill
+	target  int     // and of the decode
+	token   int32   // the first token, which the prefill has sampled
+}
+
+// newPlan draws rooms and pages. Flags that are not the same give other rooms: workers that
+// do not fit together never meet in one.
+func newPlan(c *config) *plan {
+	h := fnv.New64a()
+	fmt.Fprintln(h, c.layers, c.requests, c.pages, c.poolPages, c.rounds, c.seed)
+	return &plan{
+		shape: llama3(c.layers), pool: c.poolPages, pages: c.pages, rounds: c.rounds, seed: c.seed,
+		rooms:   pickRooms(random(h.Sum64(), streamRooms), c.rounds*c.requests),
+		sources: pickPages(random(c.seed, streamPrefill), c.poolPages, c.requests, c.pages),
+		targets: pickPages(random(c.seed, streamDecode), c.poolPages, c.requests, c.pages),
 	}
 }
-
-func (p *plan) shape() shape { return llama3(p.Layers) }
 
 // requests is their number in each round.
-func (p *plan) requests() int { return len(p.Sources) }
+func (p *plan) requests() int { return len(p.sources) }
 
-// rooms are those of a round.
-func (p *plan) rooms(round int) []uint64 {
-	n := p.requests()
-	return p.Rooms[round*n:][:n]
+// round gives the requests of a round. The next one sends other pages to the same pages of
+// the decode, so that a write that never came shows there too.
+func (p *plan) round(n int) []request {
+	sources := shiftPages(p.sources, p.pool, n)
+	rs := make([]request, p.requests())
+	for i := range rs {
+		room := p.rooms[n*len(rs)+i]
+		rs[i] = request{
+			room: room, sources: sources[i], targets: p.targets[i],
+			source: i, target: len(rs) - 1 - i, token: firstToken(p.seed, room),
+		}
+	}
+	return rs
 }
 
-// sources are the pages that a round sends. The next round sends others to the same pages
-// of the decode, so that a write that never came shows there too.
-func (p *plan) sources(round int) [][]int32 { return shiftPages(p.Sources, p.Pool, round) }
+// batches are the requests of a round that go out together: the very first request goes
+// alone, because it finds the two sides unacquainted.
+func (p *plan) batches(round int) [][]request {
+	rs := p.round(round)
+	if round > 0 || len(rs) == 1 {
+		return [][]request{rs}
+	}
+	return [][]request{rs[:1], rs[1:]}
+}
 
 // bytes is what one round moves.
-func (p *plan) bytes() int64 { return p.shape().bytes(p.requests() * p.Pages) }
+func (p *plan) bytes() int64 { return p.shape.bytes(p.requests() * p.pages) }
 
-// check says whether a plan that came over the link can be carried out.
-func (p *plan) check() error {
-	if kind, err := nixl.ParseKind(p.Engine); err != nil || kind == nixl.Auto {
-		return fmt.Errorf("plan: no engine %.32q", p.Engine)
-	}
-	if err := checkSizes(p.Layers, p.requests(), p.Pages, p.Pool, p.Rounds); err != nil {
-		return fmt.Errorf("plan: %w", err)
-	}
-	if len(p.Rooms) != p.Rounds*p.requests() {
-		return fmt.Errorf("plan: %d rooms for %d rounds of %d requests", len(p.Rooms), p.Rounds, p.requests())
-	}
-	if err := checkPages(p.Sources, p.Pool, p.Pages); err != nil {
-		return fmt.Errorf("plan: %w", err)
-	}
-	seen := map[uint64]bool{0: true}
-	for _, room := range p.Rooms {
-		if room > uint64(nixlkv.MaxRoom) || seen[room] {
-			return fmt.Errorf("plan: room %d is zero, given twice or too large", room)
-		}
-		seen[room] = true
-	}
-	return nil
+// untouched is how much of the decode's cache belongs to no request.
+func (p *plan) untouched() int64 { return p.shape.bytes(p.pool) - p.bytes() }
+
+// vocabulary is Llama 3's.
+const vocabulary = 128256
+
+// firstToken stands where a model would be.
+func firstToken(seed uint64, room nixlkv.Room) int32 {
+	return int32(mix(seed+uint64(room)) % vocabulary)
 }
 
 // checkSizes says whether numbers of layers, requests, pages a request, pages of the pool
@@ -121,34 +119,4 @@ func checkSizes(layers, requests, pages, pool, rounds int) error {
 		return fmt.Errorf("pool: %d pages in %d layers are more descriptors than a list holds", pool, layers)
 	}
 	return nil
-}
-
-// ready is where the decode wants the requests.
-type ready struct {
-	Metadata []byte    `json:"metadata"` // its agent's
-	Regions  []uint64  `json:"regions"`  // addresses
-	Targets  [][]int32 `json:"targets"`  // its pages of each request
-}
-
-// check says whether an answer fits the plan. That its regions are registered is for NIXL
-// to check, against the metadata.
-func (r *ready) check(p *plan) error {
-	switch {
-	case len(r.Metadata) == 0:
-		return errors.New("decode: no agent metadata")
-	case len(r.Regions) != p.shape().regions():
-		return fmt.Errorf("decode: %d regions, want %d", len(r.Regions), p.shape().regions())
-	case len(r.Targets) != p.requests():
-		return fmt.Errorf("decode: pages of %d requests, want %d", len(r.Targets), p.requests())
-	}
-	if err := checkPages(r.Targets, p.Pool, p.Pages); err != nil {
-		return fmt.Errorf("decode: %w", err)
-	}
-	return nil
-}
-
-// report is what the decode has verified after a round, in bytes.
-type report struct {
-	Written int64 `json:"written"` // equal to what the prefill has
-	Zero    int64 `json:"zero"`    // of no request, and still zero
 }

@@ -7,7 +7,7 @@ import (
 	"syscall"
 
 	"github.com/nixlkv/nixlkv/hostmem"
-	"github.com/nixlkv/nixlkv/nixl"
+	"github.com/nixlkv/nixlkv/registry"
 )
 
 // pool is the KV cache of one worker: a buffer for each region, all of the same number of
@@ -80,45 +80,12 @@ func (p *pool) fill(ctx context.Context, seed uint64) error {
 	return nil
 }
 
-// regions is what there is to register.
-func (p *pool) regions() []nixl.Region {
-	rs := make([]nixl.Region, len(p.buffers))
-	for i, b := range p.buffers {
-		rs[i] = nixl.Host(b)
+// layout adds the regions to what the library is told of a worker.
+func (p *pool) layout(l *registry.Layout) {
+	for _, b := range p.buffers {
+		l.KV = append(l.KV, registry.Region{
+			Base: uint64(b.Addr()), Len: uint64(b.Len()), ItemLen: uint64(p.shape.pageBytes()),
+			LayerID: registry.NoLayer, Kind: registry.DRAM,
+		})
 	}
-	return rs
-}
-
-// addresses says where the regions are.
-func (p *pool) addresses() []uint64 {
-	as := make([]uint64, len(p.buffers))
-	for i, b := range p.buffers {
-		as[i] = uint64(b.Addr())
-	}
-	return as
-}
-
-// listPages lists every page of every region, so that page p of region r is descriptor
-// r*pages + p. The addresses are those of the agent's own regions or of a peer's.
-func listPages(a *nixl.Agent, s shape, addresses []uint64, pages int) (*nixl.List, error) {
-	l, err := a.NewList(nixl.DRAM)
-	if err != nil {
-		return nil, err
-	}
-	runs := make([]nixl.Run, len(addresses))
-	for i, addr := range addresses {
-		n := uint64(s.pageBytes())
-		runs[i] = nixl.Run{Addr: addr, Len: n, Stride: n, Count: uint64(pages)}
-	}
-	return l, l.AppendRuns(runs...)
-}
-
-// appendIndices adds the descriptors of the same pages in all regions.
-func appendIndices(dst []int32, s shape, pool int, pages []int32) []int32 {
-	for region := range s.regions() {
-		for _, p := range pages {
-			dst = append(dst, int32(region*pool)+p)
-		}
-	}
-	return dst
 }

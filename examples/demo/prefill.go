@@ -2,65 +2,66 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"net"
+	"strings"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/nixlkv/nixlkv/bootstrap"
+	"github.com/nixlkv/nixlkv/kvsender"
+	"github.com/nixlkv/nixlkv/metadata"
 	"github.com/nixlkv/nixlkv/nixl"
 )
 
 // prefill is the side that has computed the KV cache of some requests and sends it.
 type prefill struct {
 	*program
-	connect func(context.Context) (net.Conn, error) // gives the decode
-	child   *child                                  // the decode, if connect has started it
-
-	engine *nixl.Engine
-	agent  *nixl.Agent
-	pool   *pool
-	link   *link
-	plan   plan
-	bar    *progress
+	worker
+	plan    *plan
+	boot    *bootstrap.Server
+	manager *kvsender.Manager
+	child   *child // the decode, where this process has started it
+	bar     *progress
 }
 
 // run is the prefill from start to end. When it returns, everything is closed.
-func (p *prefill) run(ctx context.Context) (_ *results, err error) {
+func (p *prefill) run(ctx context.Context) (err error) {
 	defer func() { err = p.close(ctx, err) }()
-	if err := p.open(); err != nil {
-		return nil, err
-	}
 	if !p.verbose { // the log says more
 		p.bar = newProgress(p.stderr)
 	}
 	defer p.bar.end()
-	ready, err := p.meet(ctx)
-	if err != nil {
-		return nil, err
-	}
-	r := &results{info: p.engine.Info(), asked: p.kind, plan: &p.plan, inFlight: p.inFlight, verbose: p.verbose}
-	if err := p.send(ctx, ready, r); err != nil {
-		return nil, err
-	}
-	if err := p.part(ctx); err != nil {
-		return nil, err
-	}
-	p.bar.say("measuring memcpy")
-	r.copied, err = measureCopy(ctx, p.pool, jobs(&p.plan, ready, 0))
-	return r, err
-}
-
-// open opens the engine, makes the agent and plans.
-func (p *prefill) open() (err error) {
-	// The decode has a cache too, and when it is gone this process makes a second one to
-	// measure memcpy with.
-	if err := checkMemory(2 * llama3(p.layers).bytes(p.poolPages)); err != nil {
+	if err := p.open(ctx); err != nil {
 		return err
 	}
-	if p.engine, err = p.openEngine(p.kind); err != nil {
+	r := &results{info: p.engine.Info(), asked: p.kind, config: p.config, plan: p.plan}
+	if err := p.send(ctx, r); err != nil {
+		return err
+	}
+	if err := p.part(ctx, r); err != nil {
+		return err
+	}
+	p.bar.say("measuring memcpy")
+	if r.copied, err = measureCopy(ctx, p.pool, p.plan.round(0)); err != nil {
+		return err
+	}
+	p.bar.end()
+	return r.print(p.stdout)
+}
+
+// open opens the engine, serves the bootstrap server, has the decode started, and registers
+// there once the cache is filled.
+func (p *prefill) open(ctx context.Context) (err error) {
+	p.plan = newPlan(&p.config)
+	// The decode has a cache too, and when it is gone this process makes a second one to
+	// measure memcpy with.
+	if err := checkMemory(2 * p.plan.shape.bytes(p.plan.pool)); err != nil {
+		return err
+	}
+	if err := p.openEngine(p.program); err != nil {
 		return err
 	}
 	info := p.engine.Info()
@@ -71,127 +72,168 @@ func (p *prefill) open() (err error) {
 		}
 		fmt.Fprintf(p.stderr, "demo: running on the embedded engine, in pure Go. %s\n", why)
 	}
-	// A prefill never drains notifications, so one agent can do for all decodes. The name
-	// has to be new: agents of earlier runs may be remembered.
-	opts := []nixl.AgentOption{nixl.WithTelemetry(), nixl.WithCloseTimeout(closeTimeout)}
-	if info.Kind == nixl.Native {
-		// As SGLang's prefill: UCX cuts a transfer into pieces that its threads move.
-		opts = append(opts, nixl.WithBackend(nixl.DefaultBackend, map[string]string{"num_threads": "8"}))
-	}
-	p.agent, err = p.engine.NewAgent("prefill-"+rand.Text(), opts...)
-	if err != nil {
+	if p.boot, err = bootstrap.Listen(p.bootstrap, bootstrap.WithLogger(p.log)); err != nil {
 		return err
 	}
-	p.plan = makePlan(p.config, info.Kind, p.agent.Name())
-	return nil
-}
-
-// meet connects to the decode, tells it the plan, makes the cache meanwhile and gets the
-// decode's answer.
-func (p *prefill) meet(ctx context.Context) (*ready, error) {
-	conn, err := p.connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	p.link = newLink(conn, roleDecode, p.fail, p.child.exit)
-	if err := p.link.send(message{Plan: &p.plan}); err != nil {
-		return nil, err
+	if err := p.callDecode(p.boot.Endpoint().String(), info.Kind); err != nil {
+		return err
 	}
 	p.bar.say("making the KV caches")
-	if p.pool, err = newPool(ctx, rolePrefill, p.plan.shape(), p.plan.Pool); err != nil {
-		return nil, err
-	}
-	if err := p.pool.fill(ctx, p.plan.Seed); err != nil {
-		return nil, err
-	}
-	if _, err := p.agent.Register(p.pool.regions()...); err != nil {
-		return nil, err
-	}
-	p.log.Info("waiting for the decode to be ready")
-	m, err := p.link.receive(ctx, "pages")
+	layout, err := p.makeMemory(ctx, rolePrefill, p.plan)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if m.Ready == nil {
-		return nil, errors.New("the decode did not answer with its pages")
+	if err := p.pool.fill(ctx, p.plan.seed); err != nil {
+		return err
 	}
-	return m.Ready, m.Ready.check(&p.plan)
+	p.manager, err = kvsender.NewManager(ctx, layout,
+		kvsender.WithEngine(p.engine), kvsender.WithBootstrap(p.boot.Endpoint().String()),
+		kvsender.WithListen(p.host, 0), kvsender.WithLogger(p.log), kvsender.WithMemory(p.memory()...),
+		kvsender.WithBootstrapTimeout(p.patience()), kvsender.WithCloseTimeout(closeTimeout))
+	return err
 }
 
-// send sends all requests, round by round: the very first alone, because it connects the
-// two.
-func (p *prefill) send(ctx context.Context, ready *ready, r *results) error {
-	begin := time.Now()
-	remote, err := p.agent.Load(ready.Metadata)
-	if err != nil {
+// callDecode starts the decode, or says how it is started.
+func (p *prefill) callDecode(addr string, kind nixl.Kind) (err error) {
+	args := p.decodeArgs(addr, kind)
+	if p.role == roleBoth {
+		p.child, err = startDecode(args, p.stderr, p.fail)
 		return err
 	}
-	s, err := newSender(p.agent, remote, p.pool, ready.Regions, p.inFlight, p.log)
-	if err != nil {
-		return err
-	}
-	r.load = time.Since(begin)
-	p.log.Info("decode loaded", zap.String("agent", remote.Name()), zap.Duration("took", r.load))
+	fmt.Fprintf(p.stderr, "demo: waiting for a decode: demo %s\n", strings.Join(args, " "))
+	return nil
+}
 
-	p.bar.begin(len(p.plan.Rooms))
-	for round := range p.plan.Rounds {
-		js, m := jobs(&p.plan, ready, round), &r.later
-		if round == 0 {
-			if r.first, err = s.send(ctx, js[:1], p.bar.step); err != nil {
+// send sends all requests, batch by batch. The decode asks for a round when it has verified
+// the one before.
+func (p *prefill) send(ctx context.Context, r *results) error {
+	p.bar.begin(len(p.plan.rooms))
+	for round := range p.plan.rounds {
+		for i, batch := range p.plan.batches(round) {
+			m := &r.later
+			switch {
+			case round == 0 && i == 0:
+				m = &r.first
+			case round == 0:
+				m = &r.others
+			}
+			samples, err := p.sendBatch(ctx, batch)
+			if err != nil {
 				return err
 			}
-			js, m = js[1:], &r.others
+			m.add(samples)
 		}
-		sent, err := s.send(ctx, js, p.bar.step)
-		if err != nil {
-			return err
-		}
-		m.join(sent)
-		p.log.Info("round sent, waiting for the decode to verify it", zap.Int("round", round))
-		if err := p.verified(ctx, r); err != nil {
-			return err
-		}
+		p.log.Info("round sent", zap.Int("round", round))
 	}
 	return nil
 }
 
-// verified gets the decode's report on a round.
-func (p *prefill) verified(ctx context.Context, r *results) error {
-	m, err := p.link.receive(ctx, "report")
-	switch {
-	case err != nil:
-		return err
-	case m.Report == nil:
-		return errors.New("the decode did not answer with its report")
-	case m.Report.Written != p.plan.bytes():
-		return fmt.Errorf("the decode verified %d bytes, %d were sent", m.Report.Written, p.plan.bytes())
+// sendBatch sends requests, so many at a time.
+func (p *prefill) sendBatch(ctx context.Context, batch []request) (samples []sample, err error) {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	queue := make(chan request, len(batch))
+	for _, r := range batch {
+		queue <- r
 	}
-	r.verified += m.Report.Written
-	r.zero = m.Report.Zero
-	return nil
+	close(queue)
+	var (
+		mu      sync.Mutex // guards samples, err and the bar
+		workers sync.WaitGroup
+	)
+	take := func(s sample, e error) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case e == nil:
+			samples = append(samples, s)
+			p.bar.step()
+		case err == nil:
+			err = e // what fails after it fails because of it
+			stop()
+		}
+	}
+	for range min(p.inFlight, len(batch)) {
+		workers.Go(func() {
+			for r := range queue {
+				if ctx.Err() != nil {
+					return
+				}
+				take(p.sendRequest(ctx, r))
+			}
+		})
+	}
+	workers.Wait()
+	if err == nil && len(samples) < len(batch) {
+		err = context.Cause(ctx)
+	}
+	return samples, err
 }
 
-// part lets go of the decode's memory, tells it so and waits for its end.
-func (p *prefill) part(ctx context.Context) error {
-	if err := p.agent.Close(); err != nil {
+// sendRequest sends the pages of a request, chunk by chunk, and its first token. What is
+// measured is the time from the first chunk, when the decode has told where they go, until
+// all have landed.
+func (p *prefill) sendRequest(ctx context.Context, r request) (m sample, err error) {
+	s, err := p.manager.Open(r.room)
+	if err != nil {
+		return m, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	if _, err := s.WaitBootstrapped(ctx); err != nil {
+		return m, err
+	}
+	m.begun = time.Now()
+	plan := kvsender.Plan{Pages: len(r.sources), Tokens: len(r.sources) * p.plan.shape.pageTokens, Aux: kvsender.Aux(r.source)}
+	if err := s.Begin(plan); err != nil {
+		return m, err
+	}
+	pages := r.sources
+	for ; len(pages) > p.chunk; pages = pages[p.chunk:] {
+		if err := s.Send(pages[:p.chunk]); err != nil {
+			return m, err
+		}
+	}
+	if err := p.slots.Encode(r.source, &metadata.Record{Room: r.room, OutputID: r.token}); err != nil {
+		return m, err
+	}
+	if err := s.Finish(pages, nil); err != nil {
+		return m, err
+	}
+	if err := s.Wait(ctx); err != nil {
+		return m, err
+	}
+	m.ended, m.bytes = time.Now(), p.plan.shape.bytes(len(r.sources))
+	posted := s.Metrics()
+	m.pieces, m.transfers = int(posted.Pages), posted.Transfers
+	p.log.Debug("request sent", zap.Uint64("room", uint64(r.room)), zap.Int("chunks", posted.Chunks), zap.Int("transfers", posted.Transfers))
+	return m, nil
+}
+
+// part lets go of the decode's memory, and gets its report where it is this process's child.
+func (p *prefill) part(ctx context.Context, r *results) (err error) {
+	if err := p.manager.Shutdown(ctx); err != nil {
 		return err
 	}
-	return p.link.bye(ctx)
+	p.bar.say("waiting for the decode to verify the last round")
+	r.decode, err = p.child.wait(ctx)
+	return err
 }
 
 // close gives everything back and gives the run's error, or what went wrong here.
 func (p *prefill) close(ctx context.Context, err error) error {
-	if p.link != nil {
-		err = explain(ctx, err)
-		p.link.close(err)
+	if err != nil && ctx.Err() == nil {
+		p.child.notice()
 	}
-	// The decode ends before the engine: transfers to one that hangs would not settle.
-	cleanup := p.child.end()
-	if p.engine != nil {
-		cleanup = errors.Join(cleanup, p.engine.Close())
+	err = explain(ctx, err)
+	// The decode ends before the manager: transfers to one that hangs would not settle.
+	p.child.stop()
+	var manager func() error
+	if p.manager != nil {
+		manager = p.manager.Close
 	}
-	if p.pool != nil {
-		cleanup = errors.Join(cleanup, p.pool.free())
+	cleanup := p.worker.close(manager)
+	if p.boot != nil {
+		cleanup = errors.Join(cleanup, p.boot.Close())
 	}
 	if err != nil && cleanup != nil {
 		p.log.Warn("cleaning up", zap.Error(cleanup))

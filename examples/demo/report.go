@@ -12,18 +12,39 @@ import (
 	"github.com/nixlkv/nixlkv/nixl"
 )
 
-// measurement is what was measured of some requests.
-type measurement struct {
-	bytes       int64
-	latencies   []time.Duration // of each request, from posting it to seeing its end
-	wall        time.Duration   // from the first posting to the last end
-	descriptors int             // before merging
-	merged      int             // after
+// sample is what was measured of one request.
+type sample struct {
+	bytes        int64
+	begun, ended time.Time
+	pieces       int // pages times regions
+	transfers    int
 }
 
-func (m *measurement) add(bytes int64, latency time.Duration) {
-	m.bytes += bytes
-	m.latencies = append(m.latencies, latency)
+// measurement is what was measured of some requests.
+type measurement struct {
+	bytes     int64
+	latencies []time.Duration // of each request
+	wall      time.Duration   // from the first beginning to the last end, the pauses between batches left out
+	pieces    int
+	transfers int
+}
+
+// add adds a batch: requests that went side by side.
+func (m *measurement) add(batch []sample) {
+	var begun, ended time.Time
+	for i, s := range batch {
+		m.bytes += s.bytes
+		m.pieces += s.pieces
+		m.transfers += s.transfers
+		m.latencies = append(m.latencies, s.ended.Sub(s.begun))
+		if i == 0 || s.begun.Before(begun) {
+			begun = s.begun
+		}
+		if s.ended.After(ended) {
+			ended = s.ended
+		}
+	}
+	m.wall += ended.Sub(begun)
 }
 
 // join adds what was measured one after the other.
@@ -31,8 +52,8 @@ func (m *measurement) join(o measurement) {
 	m.bytes += o.bytes
 	m.latencies = append(m.latencies, o.latencies...)
 	m.wall += o.wall
-	m.descriptors += o.descriptors
-	m.merged += o.merged
+	m.pieces += o.pieces
+	m.transfers += o.transfers
 }
 
 // rate is in bytes a second.
@@ -55,18 +76,16 @@ func percentile(ds []time.Duration, part float64) time.Duration {
 
 // results is what a run has shown.
 type results struct {
-	info     nixl.Info
-	asked    nixl.Kind
-	plan     *plan
-	inFlight int
-	verbose  bool
+	info   nixl.Info
+	asked  nixl.Kind
+	config config
+	plan   *plan
 
-	load           time.Duration // the decode's metadata and both lists
-	first          measurement   // the first request, alone
-	others         measurement   // of the first round
-	later          measurement   // the rounds after it
-	copied         measurement   // by measureCopy
-	verified, zero int64         // bytes
+	first  measurement // the first request, alone
+	others measurement // of the first round
+	later  measurement // the rounds after it
+	copied measurement // by measureCopy
+	decode string      // the decode's own report; empty if it prints it itself
 }
 
 // print writes the results for people.
@@ -83,19 +102,23 @@ func (r *results) print(w io.Writer) error {
 
 // printSetting says what ran.
 func (r *results) printSetting(w io.Writer) {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	defer t.Flush()
-	s := r.plan.shape()
-	fmt.Fprintf(t, "engine\t%s\n", engineName(r.info))
+	p, s := r.plan, r.plan.shape
+	fact(w, "engine", "%s", engineName(r.info))
 	if r.info.Path != "" {
-		fmt.Fprintf(t, "library\t%s\n", r.info.Path)
+		fact(w, "library", "%s", r.info.Path)
 	}
-	fmt.Fprintf(t, "chosen\t%s\n", r.chosen())
-	fmt.Fprintf(t, "model\t%v\n", s)
-	fmt.Fprintf(t, "page\t%d tokens: %s in each of %d regions\n", s.pageTokens, formatBytes(int64(s.pageBytes())), s.regions())
-	fmt.Fprintf(t, "KV cache\t%s pages on each side, %s\n", formatCount(r.plan.Pool), formatBytes(s.bytes(r.plan.Pool)))
-	fmt.Fprintf(t, "requests\t%s rounds of %s, each of %s pages (%s tokens, %s), %d in flight at most\n", formatCount(r.plan.Rounds), formatCount(r.plan.requests()),
-		formatCount(r.plan.Pages), formatCount(r.plan.Pages*s.pageTokens), formatBytes(s.bytes(r.plan.Pages)), r.inFlight)
+	fact(w, "chosen", "%s", r.chosen())
+	fact(w, "model", "%v", s)
+	fact(w, "page", "%d tokens: %s in each of %d regions", s.pageTokens, formatBytes(int64(s.pageBytes())), s.regions())
+	fact(w, "KV cache", "%s pages on each side, %s", formatCount(p.pool), formatBytes(s.bytes(p.pool)))
+	fact(w, "requests", "%s rounds of %s, each of %s pages (%s tokens, %s) in chunks of %s, %d in flight at most",
+		formatCount(p.rounds), formatCount(p.requests()), formatCount(p.pages), formatCount(p.pages*s.pageTokens),
+		formatBytes(s.bytes(p.pages)), formatCount(min(r.config.chunk, p.pages)), r.config.inFlight)
+}
+
+// fact writes a line that the decode's report is aligned with.
+func fact(w io.Writer, name, format string, args ...any) {
+	fmt.Fprintf(w, "%-13s%s\n", name, fmt.Sprintf(format, args...))
 }
 
 func engineName(i nixl.Info) string {
@@ -116,7 +139,7 @@ func (r *results) chosen() string {
 		return fmt.Sprintf("by -engine %v", r.asked)
 	case r.info.Kind == nixl.Native:
 		return "by -engine auto: NIXL was found"
-	case r.verbose:
+	case r.config.verbose:
 		return "by -engine auto: " + strings.ReplaceAll(r.info.Why, "\n", " ")
 	}
 	return "by -engine auto: " + brief(r.info.Why)
@@ -142,8 +165,6 @@ func (r *results) printSpeeds(w io.Writer) {
 
 // printFacts says what the table does not.
 func (r *results) printFacts(w io.Writer) {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	defer t.Flush()
 	steady, what := &r.first, "the first request"
 	if len(r.others.latencies) > 0 {
 		steady, what = &r.others, "the others of round 1"
@@ -152,14 +173,28 @@ func (r *results) printFacts(w io.Writer) {
 		steady, what = &r.later, "the later rounds"
 	}
 	if base := r.copied.rate(); base > 0 {
-		fmt.Fprintf(t, "to memcpy\t%.0f %%: %s, against copying the same pages within one process, in one thread\n", 100*steady.rate()/base, what)
+		fact(w, "to memcpy", "%.0f %%: %s, against copying the same pages within one process, in one thread", 100*steady.rate()/base, what)
 	}
 	all := r.first
 	all.join(r.others)
 	all.join(r.later)
-	fmt.Fprintf(t, "descriptors\t%s, merged into %s\n", formatCount(all.descriptors), formatCount(all.merged))
-	fmt.Fprintf(t, "setting up\t%s ms for the decode's metadata and the lists of all pages\n", formatMillis(r.load))
-	fmt.Fprintf(t, "verified\t%s written (%s bytes), %s untouched and zero\n", formatBytes(r.verified), formatCount(int(r.verified)), formatBytes(r.zero))
+	fact(w, "transfers", "%s: %s pieces of %s, and %s metadata slots", formatCount(all.transfers), formatCount(all.pieces),
+		formatBytes(int64(r.plan.shape.pageBytes())), formatCount(len(all.latencies)))
+	io.WriteString(w, r.decode)
+}
+
+// report is what the decode says at its end.
+func (d *decode) report(w io.Writer) error {
+	var b strings.Builder
+	told := d.manager.Stats()
+	fact(&b, "decode", "p50 %s ms, p99 %s ms from telling where a request goes until it is there", formatMillis(percentile(d.latencies, 0.50)), formatMillis(percentile(d.latencies, 0.99)))
+	fact(&b, "control", "the prefill was told of %s registration and %s rooms, and told %s KV_STATUS",
+		formatCount(int(told.Registrations)), formatCount(len(d.latencies)), formatCount(int(told.Statuses)))
+	verified := int64(d.plan.rounds) * d.plan.bytes()
+	fact(&b, "verified", "%s written (%s bytes), %s untouched and zero, %s first tokens",
+		formatBytes(verified), formatCount(int(verified)), formatBytes(d.plan.untouched()), formatCount(len(d.latencies)))
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
 func formatMillis(d time.Duration) string { return fmt.Sprintf("%.1f", float64(d)/1e6) }

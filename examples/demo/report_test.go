@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,17 +43,26 @@ func TestMeasurement(t *testing.T) {
 	if m.rate() != 0 {
 		t.Error("a rate of nothing")
 	}
-	m.add(300, time.Second)
-	m.add(100, 2*time.Second)
-	m.wall = 2 * time.Second
-	m.join(measurement{bytes: 200, latencies: []time.Duration{3 * time.Second}, wall: time.Second, descriptors: 5, merged: 2})
-	if m.rate() != 200 || len(m.latencies) != 3 || m.descriptors != 5 || m.merged != 2 {
-		t.Errorf("%+v, %v bytes a second", m, m.rate())
+	at := func(s int) time.Time { return time.Unix(int64(s), 0) }
+	// Side by side: from 10 to 14; then after a pause from 20 to 21.
+	m.add([]sample{
+		{bytes: 300, begun: at(11), ended: at(14), pieces: 2, transfers: 1},
+		{bytes: 100, begun: at(10), ended: at(12), pieces: 3, transfers: 1},
+	})
+	m.add([]sample{{bytes: 200, begun: at(20), ended: at(21), pieces: 4, transfers: 2}})
+	var all measurement
+	all.join(m)
+	all.join(measurement{bytes: 400, latencies: []time.Duration{3 * time.Second}, wall: 5 * time.Second, pieces: 1, transfers: 1})
+	if m.wall != 5*time.Second || all.rate() != 100 || all.pieces != 10 || all.transfers != 5 {
+		t.Errorf("%+v, joined %+v", m, all)
+	}
+	if want := []time.Duration{3e9, 2e9, 1e9, 3e9}; !slices.Equal(all.latencies, want) {
+		t.Errorf("latencies %v, want %v", all.latencies, want)
 	}
 }
 
 func TestPrint(t *testing.T) {
-	p := testPlan(t)
+	c := testConfig(t)
 	ms := func(n ...time.Duration) (ds []time.Duration) {
 		for _, d := range n {
 			ds = append(ds, d*time.Millisecond)
@@ -60,21 +70,21 @@ func TestPrint(t *testing.T) {
 		return ds
 	}
 	r := results{
-		info: nixl.Info{Kind: nixl.Native, Version: "1.5.1", Path: "/opt/nixl/libnixl_capi.so", Calls: "cgo", Why: "NIXL was loaded from there"},
-		plan: &p, inFlight: 2, load: 12 * time.Millisecond,
-		first:    measurement{bytes: 100e6, latencies: ms(100), wall: 100 * time.Millisecond, descriptors: 1000, merged: 400},
-		others:   measurement{bytes: 200e6, latencies: ms(40, 60), wall: 100 * time.Millisecond, descriptors: 2000, merged: 800},
-		later:    measurement{bytes: 400e6, latencies: ms(10, 20, 30, 40), wall: 100 * time.Millisecond, descriptors: 4000, merged: 1600},
-		copied:   measurement{bytes: 800e6, latencies: ms(50, 50), wall: 100 * time.Millisecond},
-		verified: 700e6, zero: 1 << 20,
+		info:   nixl.Info{Kind: nixl.Native, Version: "1.5.1", Path: "/opt/nixl/libnixl_capi.so", Calls: "cgo", Why: "NIXL was loaded from there"},
+		config: c, plan: newPlan(&c),
+		first:  measurement{bytes: 100e6, latencies: ms(100), wall: 100 * time.Millisecond, pieces: 1000, transfers: 4},
+		others: measurement{bytes: 200e6, latencies: ms(40, 60), wall: 100 * time.Millisecond, pieces: 2000, transfers: 8},
+		later:  measurement{bytes: 400e6, latencies: ms(10, 20, 30, 40), wall: 100 * time.Millisecond, pieces: 4000, transfers: 16},
+		copied: measurement{bytes: 800e6, latencies: ms(50, 50), wall: 100 * time.Millisecond},
+		decode: "verified     so much\n",
 	}
-	const want = `engine    native: NVIDIA NIXL 1.5.1, called through cgo
-library   /opt/nixl/libnixl_capi.so
-chosen    by -engine auto: NIXL was found
-model     Llama-3-8B cut down: 2 layers, K and V, 8 KV heads × 128 × 2 bytes
-page      16 tokens: 32 KiB in each of 4 regions
-KV cache  38 pages on each side, 4.75 MiB
-requests  3 rounds of 6, each of 5 pages (80 tokens, 640 KiB), 2 in flight at most
+	const want = `engine       native: NVIDIA NIXL 1.5.1, called through cgo
+library      /opt/nixl/libnixl_capi.so
+chosen       by -engine auto: NIXL was found
+model        Llama-3-8B cut down: 2 layers, K and V, 8 KV heads × 128 × 2 bytes
+page         16 tokens: 32 KiB in each of 4 regions
+KV cache     38 pages on each side, 4.75 MiB
+requests     3 rounds of 6, each of 5 pages (80 tokens, 640 KiB) in chunks of 2, 2 in flight at most
 
                      requests       bytes     ms  GB/s  p50 ms  p99 ms
   first request             1   95.37 MiB  100.0  1.00   100.0   100.0
@@ -83,9 +93,8 @@ requests  3 rounds of 6, each of 5 pages (80 tokens, 640 KiB), 2 in flight at mo
   memcpy                    2  762.94 MiB  100.0  8.00    50.0    50.0
 
 to memcpy    50 %: the later rounds, against copying the same pages within one process, in one thread
-descriptors  7,000, merged into 2,800
-setting up   12.0 ms for the decode's metadata and the lists of all pages
-verified     667.57 MiB written (700,000,000 bytes), 1 MiB untouched and zero
+transfers    28: 7,000 pieces of 32 KiB, and 7 metadata slots
+verified     so much
 `
 	var b strings.Builder
 	if err := r.print(&b); err != nil {
@@ -104,7 +113,7 @@ func TestChosen(t *testing.T) {
 	}{
 		"asked for": {results{asked: nixl.Embedded, info: nixl.Info{Kind: nixl.Embedded}}, "by -engine embedded"},
 		"fallback":  {results{info: fallback}, "by -engine auto: NIXL could not be loaded: not found; tried 2 places (-v lists them)"},
-		"verbose":   {results{info: fallback, verbose: true}, "by -engine auto: NIXL could not be loaded: not found; tried   a: x   b: y"},
+		"verbose":   {results{info: fallback, config: config{verbose: true}}, "by -engine auto: NIXL could not be loaded: not found; tried   a: x   b: y"},
 	} {
 		if got := c.r.chosen(); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
@@ -130,8 +139,7 @@ func (brokenWriter) Write([]byte) (int, error) { return 0, errors.New("broken") 
 
 // Results that could not be written are a failure.
 func TestPrintFails(t *testing.T) {
-	p := testPlan(t)
-	if err := (&results{plan: &p}).print(brokenWriter{}); err == nil {
+	if err := (&results{plan: testPlan(t)}).print(brokenWriter{}); err == nil {
 		t.Error("no error")
 	}
 }

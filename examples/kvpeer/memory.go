@@ -151,3 +151,13 @@ func stray(list []slotted, but []int32) int {
 	}
 	return n
 }
+
+// buffers lists what the memory consists of.
+func (m *memory) buffers() (all []*hostmem.Buffer) {
+	for s := range m.all {
+		if s.buf != nil {
+			all = append(all, s.buf)
+		}
+	}
+	return all
+}

@@ -1,5 +1,5 @@
-// Command prefill is a small prefill worker: what a Go inference server does to serve
-// SGLang decode workers, without a model in it.
+// Command prefill is a small prefill worker: what a Go inference server does to serve decode
+// workers, SGLang's or examples/decode, without a model in it.
 //
 //	go run ./examples/prefill -addr 127.0.0.1:8000 -bootstrap 127.0.0.1:8998
 //
@@ -19,6 +19,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -44,6 +45,7 @@ func run(args []string) error {
 	flags := flag.NewFlagSet("prefill", flag.ContinueOnError)
 	addr := flags.String("addr", "127.0.0.1:8000", "where to serve prompts")
 	rendezvous := flags.String("bootstrap", "127.0.0.1:8998", "where to serve the bootstrap server")
+	host := flags.String("host", "127.0.0.1", "IP address at which decodes reach this machine")
 	engineName := flags.String("engine", "auto", "auto, native or embedded")
 	var shape shape
 	flags.IntVar(&shape.layers, "layers", 4, "layers of the model")
@@ -80,7 +82,8 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	opts = append(opts, kvsender.WithEngine(engine), kvsender.WithBootstrap(boot.Endpoint().String()), kvsender.WithLogger(log))
+	opts = append(opts, kvsender.WithEngine(engine), kvsender.WithBootstrap(boot.Endpoint().String()),
+		kvsender.WithListen(*host, 0), kvsender.WithLogger(log))
 	if engine.Info().Kind == nixl.Embedded {
 		log.Warn("without NIXL only decodes of this library, on this host, can be served")
 	}
@@ -88,17 +91,21 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Addr: *addr, Handler: w, ReadHeaderTimeout: 5 * time.Second}
-	go func() {
-		<-ctx.Done()
+	ln, err := net.Listen("tcp", *addr)
+	if err != nil {
+		return errors.Join(err, w.Close())
+	}
+	server := &http.Server{Handler: w, ReadHeaderTimeout: 5 * time.Second}
+	stopped := context.AfterFunc(ctx, func() {
 		wait, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		if err := server.Shutdown(wait); err != nil {
 			log.Warn("closing the server", zap.Error(err))
 		}
-	}()
-	log.Info("serving", zap.String("prompts", *addr), zap.Stringer("bootstrap", boot.Endpoint()))
-	if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
+	})
+	defer stopped()
+	log.Info("serving", zap.Stringer("prompts", ln.Addr()), zap.Stringer("bootstrap", boot.Endpoint()))
+	if err := server.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
 		return errors.Join(err, w.Close())
 	}
 	return w.Close()

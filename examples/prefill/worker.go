@@ -58,7 +58,7 @@ func newWorker(ctx context.Context, s shape, opts ...kvsender.Option) (_ *worker
 	if err := w.makeSlots(layout); err != nil {
 		return nil, err
 	}
-	w.sender, err = kvsender.NewManager(ctx, layout, opts...)
+	w.sender, err = kvsender.NewManager(ctx, layout, append(opts, kvsender.WithMemory(append(w.aux, w.kv)...))...)
 	return w, err
 }
 
