@@ -9,7 +9,7 @@ import (
 
 // oneRankSetups have one rank on either side.
 func oneRankSetups() []*setup {
-	return []*setup{plain(), bootstrapTimeout(), mla(), hostPool(), moreRegions(), moreLayers()}
+	return []*setup{plain(), mixedKinds(), bootstrapTimeout(), mla(), hostPool(), moreRegions(), moreLayers()}
 }
 
 // oneRank is a side with one rank.
@@ -21,7 +21,7 @@ func plain() *setup {
 	return &setup{
 		name: "plain", prefill: oneRank(c), decode: oneRank(c),
 		cases: append([]testCase{
-			{name: "foreign_frames", foreign: foreignMessages(), rooms: []room{
+			{name: "foreign_frames", foreign: foreignMessages(), foreignAtDecode: foreignAtDecode(), rooms: []room{
 				{number: 6, send: [][]int32{{50, 51}}, aux: 1, to: []int32{0, 2}, toAux: 0},
 			}},
 			{name: "equal_tp", rooms: []room{
@@ -126,11 +126,33 @@ func foreignMessages() [][]string {
 	}
 }
 
+// foreignAtDecode are what nobody should send to a decode, about room 6 too.
+func foreignAtDecode() [][]string {
+	return [][]string{
+		{"hello"},
+		{""},
+		{"KV_STATUS"},
+		{"KV_STATUS", "6", "4", "0"},
+		{"KV_STATUS", "6", "4", "0", ""}, // nobody waits for it yet
+		{"KV_STATUS", "6", "five", "0", ""},
+		{"KV_STATUS", "-1", "0", "0", "reason"},
+		{"KV_STATUS", strings.Repeat("9", 40), "4", "0", ""},
+		{"ABORT_ACK"},
+		{"ABORT_ACK", "6", "0"},
+		{"ABORT_ACK", "6", "0", "generation"},
+		{"ABORT", "6"},
+		{"NixlMsgGuard", "6", "127.0.0.1", "1", "nobody", "", "0", "1"},
+		{"STAGING_RSP", "6", "0", "0", "0", "0", "nobody"},
+		{"CHUNK_READY", "6", "0", "0", "1", "nobody", "0"},
+		{strings.Repeat("x", 1<<20)},
+	}
+}
+
 // bootstrapTimeout has a prefill that waits for its decode for a second.
 func bootstrapTimeout() *setup {
 	c := rankConfig{KV: regions(4, 256)}
 	return &setup{
-		name: "bootstrap_timeout", prefill: oneRank(c.env(envBootstrapTimeout, "1")), decode: oneRank(c),
+		name: "bootstrap_timeout", prefillOnly: true, prefill: oneRank(c.env(envBootstrapTimeout, "1")), decode: oneRank(c),
 		cases: []testCase{
 			{name: "without_decode", rooms: []room{
 				{number: 1, send: [][]int32{{1}}, aux: 1, prefillOnly: true},
@@ -148,9 +170,25 @@ func bootstrapTimeout() *setup {
 	}
 }
 
+// mixedKinds has a decode with some regions in host memory: three pieces, a transfer each.
+func mixedKinds() *setup {
+	return &setup{
+		name: "mixed_kinds", prefill: plain().prefill,
+		decode: oneRank(rankConfig{KV: regions(4, 256).kinds("VRAM", "DRAM", "DRAM", "VRAM")}),
+		cases: []testCase{
+			{name: "chunks", rooms: []room{{number: 1, send: [][]int32{{4, 5}, {6}}, aux: 1, to: []int32{1, 2, 3}, toAux: 1}}},
+			{name: "two_rooms", rooms: []room{
+				{number: 2, send: [][]int32{{7}, {8}, {90, 3, 77}}, aux: 2, to: []int32{4, 127, 9, 0, 64}, toAux: 2},
+				{number: 3, send: [][]int32{{9}}, aux: 3, to: []int32{6}, toAux: 3},
+			}},
+			{name: "prefix_full_hit", rooms: []room{{number: 4, send: [][]int32{{}}, aux: 4, prefix: 4, toAux: 4}}},
+		},
+	}
+}
+
 // mla has one region a layer, whole pages for every rank.
 func mla() *setup {
-	c := rankConfig{IsMLA: true, KV: regions(3, 576)}
+	c := rankConfig{IsMLA: true, KV: regions(4, 576)}
 	return &setup{
 		name: "mla", prefill: oneRank(c), decode: oneRank(c),
 		cases: []testCase{
@@ -166,10 +204,9 @@ func mla() *setup {
 
 // hostPool has a decode whose pool is host memory, with room for more in a page (HiSparse).
 func hostPool() *setup {
-	c := rankConfig{IsMLA: true, KV: regions(4, 256)}
-	d := rankConfig{IsMLA: true, KV: regions(4, 384).kinds("DRAM")}
+	d := rankConfig{IsMLA: true, KV: regions(4, 640).kinds("DRAM")}
 	return &setup{
-		name: "host_pool", prefill: oneRank(c), decode: oneRank(d),
+		name: "host_pool", prefill: mla().prefill, decode: oneRank(d),
 		cases: []testCase{
 			{name: "contiguous", rooms: []room{
 				{number: 1, send: [][]int32{{1, 2, 3}, {4, 5}}, aux: 1, to: []int32{10, 11, 12, 13, 14}, toAux: 1},
@@ -183,10 +220,9 @@ func hostPool() *setup {
 
 // moreRegions has a decode with layers of its own, for speculative decoding.
 func moreRegions() *setup {
-	c := rankConfig{IsMLA: true, KV: regions(4, 256)}
-	d := rankConfig{IsMLA: true, KV: regions(6, 256)}
+	d := rankConfig{IsMLA: true, KV: regions(6, 576)}
 	return &setup{
-		name: "more_regions", prefill: oneRank(c), decode: oneRank(d),
+		name: "more_regions", prefill: mla().prefill, decode: oneRank(d),
 		cases: []testCase{
 			{name: "chunks", rooms: []room{
 				{number: 1, send: [][]int32{{1, 2, 3}, {9}}, aux: 1, to: []int32{10, 20, 21, 12}, toAux: 1},

@@ -94,8 +94,8 @@ func mlaDummy() *setup {
 func mlaTwoDestinations() *setup {
 	return &setup{
 		name:    "mla_tp1_to_tp2",
-		prefill: oneRank(rankConfig{IsMLA: true, KV: regions(3, 256)}),
-		decode:  rank(2, func(r int) rankConfig { return rankConfig{IsMLA: true, KV: regions(3, 256)}.tp(r, 2) }),
+		prefill: mla().prefill,
+		decode:  rank(2, func(r int) rankConfig { return rankConfig{IsMLA: true, KV: regions(4, 576)}.tp(r, 2) }),
 		cases: []testCase{
 			{name: "chunks", rooms: []room{
 				{number: 1, send: [][]int32{{4, 5}, {9}}, aux: 1, toRank: [][]int32{{1, 2, 4}, {10, 11, 12}}, toAux: 1},
@@ -111,9 +111,7 @@ func mlaTwoDestinations() *setup {
 // tp2 has as many ranks on both sides, each with its own heads.
 func tp2(name string) *setup {
 	c := func(r int) rankConfig {
-		kv := regions(4, 256)
-		kv.TotalKVHeads = 2
-		return rankConfig{KV: kv}.tp(r, 2)
+		return rankConfig{KV: regions(4, 256).heads(1, 2)}.tp(r, 2)
 	}
 	return &setup{
 		name: name, prefill: rank(2, c), decode: rank(2, c),

@@ -55,8 +55,17 @@ func checkSetup(t *testing.T, s *setup) {
 				for _, page := range r.pagesAt(rank) {
 					use(c.name, "KV", rank, page, d.KV.NumSlots)
 				}
-				if c.want == nil && len(sent) != len(r.pagesAt(rank)) {
-					t.Errorf("%s: %d pages sent, and %d asked for", c.name, len(sent), len(r.pagesAt(rank)))
+				shared := max(1, d.Parallel.DCPSize)
+				if want := (len(sent) + shared - 1) / shared; c.want == nil && want != len(r.pagesAt(rank)) {
+					t.Errorf("%s: %d pages sent, of which the decode rank has %d, and %d asked for", c.name, len(sent), want, len(r.pagesAt(rank)))
+				}
+				for i, slots := range r.toState {
+					for _, slot := range slots {
+						use(c.name, fmt.Sprintf("state %d ", i), rank, slot, d.KV.State[i].NumSlots)
+					}
+					if len(slots) != len(r.sendState[i]) {
+						t.Errorf("%s: %d slots of state %d sent, and %d asked for", c.name, len(r.sendState[i]), i, len(slots))
+					}
 				}
 			}
 			for _, p := range s.prefill {
@@ -77,7 +86,7 @@ func TestGoldenIsThere(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, s := range allSetups() {
-			if s.golden != "" || minor < s.since {
+			if !s.own() || !s.of(r) {
 				if _, ok := book[s.name]; ok {
 					t.Errorf("%v: answers to %s, which has none of its own", r, s.name)
 				}

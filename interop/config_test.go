@@ -1,17 +1,20 @@
 package interop
 
+import "maps"
+
 // rankConfig is the configuration of one rank, as examples/kvpeer documents it.
 type rankConfig struct {
-	Role           string            `json:"role"`
-	BootstrapPort  int               `json:"bootstrap_port,omitempty"`
-	ServeBootstrap bool              `json:"serve_bootstrap"`
-	IsMLA          bool              `json:"is_mla,omitempty"`
-	TPSize         int               `json:"tp_size,omitempty"`
-	Env            map[string]string `json:"env,omitempty"`
-	FillSeed       string            `json:"fill_seed,omitempty"`
-	KV             kvConfig          `json:"kv"`
-	Parallel       parallelConfig    `json:"parallel"`
-	KVArgs         kvArgsConfig      `json:"kv_args"`
+	Role             string            `json:"role"`
+	BootstrapPort    int               `json:"bootstrap_port,omitempty"`
+	ServeBootstrap   bool              `json:"serve_bootstrap"`
+	IsMLA            bool              `json:"is_mla,omitempty"`
+	TPSize           int               `json:"tp_size,omitempty"`
+	Env              map[string]string `json:"env,omitempty"`
+	FillSeed         string            `json:"fill_seed,omitempty"` // of a prefill; "": its own
+	AllocationPolicy string            `json:"allocation_policy,omitempty"`
+	KV               kvConfig          `json:"kv"`
+	Parallel         parallelConfig    `json:"parallel"`
+	KVArgs           kvArgsConfig      `json:"kv_args"`
 
 	// SGLang's peers alone.
 	Source  string `json:"sglang_src,omitempty"`
@@ -19,15 +22,27 @@ type rankConfig struct {
 }
 
 type kvConfig struct {
-	PageSize     int      `json:"page_size"`
-	ItemLens     []int    `json:"item_lens"`
-	NumSlots     int      `json:"num_slots"`
-	MemKinds     []string `json:"mem_kinds,omitempty"`
-	LayerIDs     []int    `json:"layer_ids,omitempty"`
-	KVHeads      int      `json:"kv_head_num"`
-	TotalKVHeads int      `json:"total_kv_head_num"`
-	AuxItemLens  []int    `json:"aux_item_lens"`
-	AuxSlots     int      `json:"aux_slots"`
+	PageSize     int           `json:"page_size"`
+	ItemLens     []int         `json:"item_lens"`
+	NumSlots     int           `json:"num_slots"`
+	MemKinds     []string      `json:"mem_kinds,omitempty"`
+	LayerIDs     []int         `json:"layer_ids,omitempty"`
+	KVHeads      int           `json:"kv_head_num"`
+	TotalKVHeads int           `json:"total_kv_head_num"`
+	AuxItemLens  []int         `json:"aux_item_lens"`
+	AuxSlots     int           `json:"aux_slots"`
+	State        []stateConfig `json:"state,omitempty"`
+}
+
+// stateConfig is a state component: one entry a tensor, or none.
+type stateConfig struct {
+	Type        string  `json:"type"`
+	ItemLens    []int   `json:"item_lens"`
+	NumSlots    int     `json:"num_slots"`
+	LayerIDs    []int   `json:"layer_ids,omitempty"`
+	Dims        []int   `json:"dim_per_tensor,omitempty"`
+	OuterCounts []int   `json:"slice_outer_counts,omitempty"`
+	ConvGroups  [][]int `json:"conv_shard_groups,omitempty"`
 }
 
 type parallelConfig struct {
@@ -36,21 +51,28 @@ type parallelConfig struct {
 	TPSize     int `json:"tp_size,omitempty"`
 	AttnCPSize int `json:"attn_cp_size,omitempty"`
 	AttnCPRank int `json:"attn_cp_rank,omitempty"`
+	DCPSize    int `json:"attn_dcp_size,omitempty"`
+	DCPRank    int `json:"attn_dcp_rank,omitempty"`
 	PPSize     int `json:"pp_size,omitempty"`
 	PPRank     int `json:"pp_rank,omitempty"`
 }
 
 type kvArgsConfig struct {
-	EngineRank int `json:"engine_rank,omitempty"`
-	PPRank     int `json:"pp_rank,omitempty"`
-	StartLayer int `json:"prefill_start_layer,omitempty"`
-	EndLayer   int `json:"prefill_end_layer,omitempty"`
+	EngineRank int    `json:"engine_rank,omitempty"`
+	PPRank     int    `json:"pp_rank,omitempty"`
+	StartLayer int    `json:"prefill_start_layer,omitempty"`
+	EndLayer   int    `json:"prefill_end_layer,omitempty"`
+	SWALayout  string `json:"swa_kv_cache_layout,omitempty"`
 }
 
 // The names of variables that both sides read.
 const (
 	envBootstrapTimeout = "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"
 	envAllCPRanks       = "SGLANG_DISAGGREGATION_ALL_CP_RANKS_TRANSFER"
+	envWaitingTimeout   = "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"
+	envHeartbeat        = "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL"
+	envDeferredRelease  = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE"
+	envReleaseTimeout   = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"
 )
 
 // regions gives a KV configuration with so many regions of so many bytes a page.
@@ -67,12 +89,23 @@ func (c kvConfig) layers(ids ...int) kvConfig {
 	return c
 }
 
-// kinds gives all regions one memory kind.
-func (c kvConfig) kinds(kind string) kvConfig {
+// kinds gives the regions their memory kinds, in turn.
+func (c kvConfig) kinds(kinds ...string) kvConfig {
 	c.MemKinds = nil
-	for range c.ItemLens {
-		c.MemKinds = append(c.MemKinds, kind)
+	for i := range c.ItemLens {
+		c.MemKinds = append(c.MemKinds, kinds[i%len(kinds)])
 	}
+	return c
+}
+
+// heads says how many KV heads the rank has, and how many the model.
+func (c kvConfig) heads(n, total int) kvConfig {
+	c.KVHeads, c.TotalKVHeads = n, total
+	return c
+}
+
+func (c kvConfig) state(components ...stateConfig) kvConfig {
+	c.State = components
 	return c
 }
 
@@ -99,7 +132,18 @@ func (c rankConfig) pp(r, n, start, end int) rankConfig {
 	return c
 }
 
+// dcp is rank r of n decode-context-parallel ranks, which share the tokens.
+func (c rankConfig) dcp(r, n int) rankConfig {
+	c.Parallel.DCPSize, c.Parallel.DCPRank = n, r
+	return c
+}
+
+// env sets a variable more.
 func (c rankConfig) env(name, value string) rankConfig {
-	c.Env = map[string]string{name: value}
+	c.Env = maps.Clone(c.Env)
+	if c.Env == nil {
+		c.Env = map[string]string{}
+	}
+	c.Env[name] = value
 	return c
 }

@@ -38,7 +38,26 @@ type environment struct {
 // need gives the environment, or ends the test where something of it is not there.
 func need(t *testing.T) environment {
 	t.Helper()
-	env, err := theEnvironment()
+	return needs(t, theEnvironment)
+}
+
+// needEngine is need without SGLang: all that is needed is a NIXL engine.
+func needEngine(t *testing.T, kind nixl.Kind) environment {
+	t.Helper()
+	return needs(t, func() (env environment, err error) {
+		if kind == nixl.Native {
+			if err := theLibrary(); err != nil {
+				return env, err
+			}
+		}
+		env.kvpeer, err = kvpeer()
+		return env, err
+	})
+}
+
+func needs(t *testing.T, find func() (environment, error)) environment {
+	t.Helper()
+	env, err := find()
 	var absent *absentError
 	switch {
 	case err == nil:
@@ -62,22 +81,33 @@ var theEnvironment = sync.OnceValues(func() (environment, error) {
 	if env.python == "" || root == "" {
 		return env, &absentError{"PEER_PYTHON and SGLANG_SRC are not set, so SGLang is not there to be tested against (make test fetches it)"}
 	}
-	engine, err := nixl.Open(nixl.Native)
-	if errors.Is(err, nixl.ErrLibraryNotFound) && os.Getenv("NIXLKV_NIXL_LIB") == "" {
-		return env, &absentError{"there is no NIXL library on this machine (make test fetches one)"}
-	}
-	if err == nil {
-		err = engine.Close()
-	}
+	err := theLibrary()
 	if err != nil {
 		return env, err
 	}
 	if env.releases, err = findReleases(root); err != nil {
 		return env, err
 	}
-	env.kvpeer, err = buildKvpeer()
+	env.kvpeer, err = kvpeer()
 	return env, err
 })
+
+// theLibrary finds NIXL.
+var theLibrary = sync.OnceValue(func() error {
+	engine, err := nixl.Open(nixl.Native)
+	switch {
+	case errors.Is(err, nixl.ErrLibraryNotFound) && os.Getenv("NIXLKV_NIXL_LIB") == "":
+		return &absentError{"there is no NIXL library on this machine (make test fetches one)"}
+	case err != nil:
+		return err
+	}
+	return engine.Close()
+})
+
+// only gives those releases of some numbers that are there.
+func (e environment) only(minors ...int) []release {
+	return slices.DeleteFunc(slices.Clone(e.releases), func(r release) bool { return !slices.Contains(minors, r.minor) })
+}
 
 // findReleases lists the releases in a folder, which call them 0.5.18 or 18.
 func findReleases(root string) ([]release, error) {
@@ -100,8 +130,8 @@ func findReleases(root string) ([]release, error) {
 	return found, nil
 }
 
-// buildKvpeer builds the program once for all tests, with the race detector if they have it.
-func buildKvpeer() (string, error) {
+// kvpeer builds the program once for all tests, with the race detector if they have it.
+var kvpeer = sync.OnceValues(func() (string, error) {
 	program := filepath.Join(scratch, "kvpeer")
 	args := []string{"build", "-o", program}
 	if raceDetector {
@@ -112,4 +142,4 @@ func buildKvpeer() (string, error) {
 		return "", fmt.Errorf("building kvpeer: %w\n%s", err, out)
 	}
 	return program, nil
-}
+})

@@ -2,15 +2,21 @@ package interop
 
 import (
 	"fmt"
+	"reflect"
 	"runtime"
 	"slices"
 	"testing"
+
+	"github.com/nixlkv/nixlkv/nixl"
 )
 
-func allSetups() []*setup { return append(oneRankSetups(), ranksSetups()...) }
+func allSetups() []*setup {
+	return slices.Concat(oneRankSetups(), ranksSetups(), headsSetups(), stateSetups(), dcpSetups())
+}
 
-// atOnce bounds the setups in operation: each has at least two processes.
-var atOnce = make(chan struct{}, max(2, runtime.NumCPU()/2))
+// atOnce bounds the setups in operation: each has at least two processes, which mostly wait for
+// each other.
+var atOnce = make(chan struct{}, 2*runtime.NumCPU())
 
 // inTurn runs a subtest beside others, as many as the machine can take.
 func inTurn(t *testing.T, name string, f func(t *testing.T)) {
@@ -28,21 +34,131 @@ func TestGoPrefill(t *testing.T) {
 	env := need(t)
 	for _, r := range env.releases {
 		for _, s := range allSetups() {
-			inTurn(t, fmt.Sprintf("%v/%s", r, s.name), func(t *testing.T) { testGoPrefill(t, env, s, r) })
+			inTurn(t, fmt.Sprintf("%v/%s", r, s.name), func(t *testing.T) {
+				p := startPair(t, env, s, golang(nixl.Native), sglang(r))
+				if p.runCases(t, func(*testCase) bool { return true }) {
+					p.stop(t)
+				}
+			})
 		}
 	}
 }
 
-func testGoPrefill(t *testing.T, env environment, s *setup, r release) {
-	p := startPair(t, env, s, false, r)
-	for i := range s.cases {
-		c := &s.cases[i]
-		ok := t.Run(c.name, func(t *testing.T) { p.judge(t, c, p.run(t, c)) })
-		if !ok && p.broken() {
-			return
+// TestGoDecode: this library's decode is served by the prefills of every release.
+func TestGoDecode(t *testing.T) {
+	env := need(t)
+	for _, r := range env.releases {
+		for _, f := range families(allSetups(), func(s *setup) bool { return s.own() && !s.prefillOnly }) {
+			inTurn(t, fmt.Sprintf("%v/%s", r, f[0].name), func(t *testing.T) {
+				runFamily(t, env, f, sglang(r), golang(nixl.Native), (*testCase).isSGLangs)
+			})
 		}
 	}
-	p.stop(t)
+}
+
+// TestGoPair: this library's prefill and decode do with each other what they do with SGLang's, on
+// both engines.
+func TestGoPair(t *testing.T) {
+	for _, engine := range []nixl.Kind{nixl.Native, nixl.Embedded} {
+		t.Run(engine.String(), func(t *testing.T) {
+			env := needEngine(t, engine)
+			for _, f := range families(allSetups(), func(s *setup) bool { return s.own() }) {
+				inTurn(t, f[0].name, func(t *testing.T) {
+					runFamily(t, env, f, golang(engine), golang(engine), func(*testCase) bool { return true })
+				})
+			}
+		})
+	}
+}
+
+// TestMixedPrefill: prefills that have ranks of this library's and of SGLang's serve this
+// library's decode. All ranks of one have to tell of success in the same way: those of releases up
+// to 0.5.22 do it by notifications, this library's and later ones by KV_STATUS.
+func TestMixedPrefill(t *testing.T) {
+	env := need(t)
+	for _, r := range env.only(23) {
+		for _, s := range allSetups() {
+			if s.sglang == nil {
+				continue
+			}
+			inTurn(t, fmt.Sprintf("%v/%s", r, s.name), func(t *testing.T) {
+				g := launchGroup(t, env, s, golang(nixl.Native), sglang(r), freePorts.take(t))
+				g.complete(t)
+				p := g.startDecode(t, s, golang(nixl.Native))
+				if p.runCases(t, (*testCase).isSGLangs) {
+					p.stop(t)
+				}
+			})
+		}
+	}
+}
+
+// families groups those setups that are wanted and have the same prefill: it serves one decode of
+// them after another.
+func families(all []*setup, wanted func(*setup) bool) (grouped [][]*setup) {
+	for _, s := range all {
+		if !wanted(s) {
+			continue
+		}
+		i := slices.IndexFunc(grouped, func(f []*setup) bool { return reflect.DeepEqual(f[0].prefill, s.prefill) })
+		if i < 0 {
+			grouped = append(grouped, nil)
+			i = len(grouped) - 1
+		}
+		grouped[i] = append(grouped[i], s)
+	}
+	return grouped
+}
+
+// runFamily runs setups that have the same prefill. After a failure it is started anew: the fault
+// may be its own.
+func runFamily(t *testing.T, env environment, family []*setup, prefill, decode impl, wanted func(*testCase) bool) {
+	var g *group
+	for _, s := range family {
+		if r := prefill.sglang; r != nil && !s.of(*r) {
+			if s.why != "" {
+				t.Run(s.name, func(t *testing.T) { t.Skipf("skip: SGLang %v: %s", r, s.why) })
+			}
+			continue
+		}
+		if g == nil {
+			g = startGroup(t, env, s, prefill, freePorts.take(t))
+		}
+		ok := t.Run(s.name, func(t *testing.T) {
+			p := g.startDecode(t, s, decode)
+			if p.runCases(t, wanted) {
+				p.stopDecode(t)
+			}
+		})
+		if !ok {
+			g = nil
+		}
+	}
+	if g != nil {
+		g.stop(t)
+	}
+}
+
+// runCases runs the cases that are wanted, and says whether all ranks are there at the end.
+func (p *pair) runCases(t *testing.T, wanted func(*testCase) bool) bool {
+	t.Helper()
+	n := 0
+	for i := range p.setup.cases {
+		c := &p.setup.cases[i]
+		if !wanted(c) {
+			continue
+		}
+		n++
+		t.Run(c.name, func(t *testing.T) { p.judge(t, c, p.run(t, c)) })
+		if p.broken() {
+			t.Error("a rank has ended")
+			return false
+		}
+	}
+	if n == 0 {
+		t.Error("none of the cases is wanted")
+	}
+	return true
 }
 
 // judge fails the test for all that is wrong with a result.
@@ -52,7 +168,7 @@ func (p *pair) judge(t *testing.T, c *testCase, got result) {
 	if c.want != nil {
 		wrong = c.want(p.decodes).against(got)
 	} else {
-		right, err := rightAnswer(release{minor: max(p.decodes.minor, p.setup.since)}, p.setup.answers(), c.name)
+		right, err := rightAnswer(release{minor: max(p.golden.minor, p.setup.since)}, p.setup.answers(), c.name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -63,18 +179,6 @@ func (p *pair) judge(t *testing.T, c *testCase, got result) {
 	}
 }
 
-// broken says whether a rank has ended.
-func (p *pair) broken() bool {
-	return slices.ContainsFunc(p.ranks(), func(x *process) bool {
-		select {
-		case <-x.exited:
-			return true
-		default:
-			return false
-		}
-	})
-}
-
 // TestSGLangPairs: SGLang's prefill and decode of one release still give the answers in
 // testdata/golden, on this machine and through this harness. All setups take a while, so
 // without -update the oldest and the newest release go through one.
@@ -82,8 +186,8 @@ func TestSGLangPairs(t *testing.T) {
 	env := need(t)
 	for i, r := range env.releases {
 		for _, s := range allSetups() {
-			if s.golden != "" || r.minor < s.since {
-				continue // has no answers of its own
+			if !s.own() || !s.of(r) {
+				continue
 			}
 			if !*update && (s.name != "plain" || i != 0 && i != len(env.releases)-1) {
 				continue
@@ -94,11 +198,11 @@ func TestSGLangPairs(t *testing.T) {
 }
 
 func testSGLangPair(t *testing.T, env environment, s *setup, r release) {
-	p := startPair(t, env, s, true, r)
+	p := startPair(t, env, s, sglang(r), sglang(r))
 	answers := map[string]result{}
 	for i := range s.cases {
 		c := &s.cases[i]
-		if c.want != nil {
+		if !c.isSGLangs() {
 			continue
 		}
 		t.Run(c.name, func(t *testing.T) {

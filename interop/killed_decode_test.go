@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/nixlkv/nixlkv/nixl"
 )
 
 // TestDecodeKilled: a decode that is killed between two chunks of a room fails that room. The
@@ -13,8 +15,8 @@ func TestDecodeKilled(t *testing.T) {
 	env := need(t)
 	r := env.releases[len(env.releases)-1]
 	s := plain()
-	p := startPair(t, env, s, false, r)
-	q := p.beside(t, env, r, "decode_beside")
+	p := startPair(t, env, s, golang(nixl.Native), sglang(r))
+	q := p.prefill.startDecode(t, s, sglang(r))
 	for _, x := range []*pair{p, q} {
 		x.judge(t, caseOf(t, s, "equal_tp"), x.run(t, caseOf(t, s, "equal_tp")))
 	}
@@ -23,12 +25,12 @@ func TestDecodeKilled(t *testing.T) {
 	p.begin(t, lost)
 	ctx, cancel := context.WithTimeout(t.Context(), patience+reportPatience)
 	defer cancel()
-	if _, err := p.prefill[0].takeOf(ctx, "bootstrapped", &lost.rooms[0].number); err != nil {
+	if _, err := p.prefill.ranks[0].takeOf(ctx, "bootstrapped", &lost.rooms[0].number); err != nil {
 		t.Fatal(err)
 	}
 	p.decode[0].kill()
 	q.judge(t, caseOf(t, s, "three_rooms"), q.run(t, caseOf(t, s, "three_rooms")))
-	e, err := p.prefill[0].takeOf(ctx, "done", &lost.rooms[0].number)
+	e, err := p.prefill.ranks[0].takeOf(ctx, "done", &lost.rooms[0].number)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,11 +38,11 @@ func TestDecodeKilled(t *testing.T) {
 		t.Errorf("the room of a killed decode: %s %s", e.Status, e.Message)
 	}
 
-	again := p.beside(t, env, r, "decode_again")
+	again := p.prefill.startDecode(t, s, sglang(r))
 	for _, x := range []*pair{q, again} {
 		x.judge(t, caseOf(t, s, "contiguous_chunks"), x.run(t, caseOf(t, s, "contiguous_chunks")))
 	}
-	q.decode[0].exit(t)
+	q.stopDecode(t)
 	again.stop(t)
 }
 

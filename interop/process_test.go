@@ -48,10 +48,13 @@ type event struct {
 	RankPort int    `json:"rank_port"`
 	LocalIP  string `json:"local_ip"`
 
+	Confirmed bool `json:"confirmed"`
+
 	RequestStatus map[string]string `json:"request_status"`
 	Failures      map[string]string `json:"failures"`
 	Peers         []string          `json:"peers"`
 	Held          int               `json:"held"`
+	Asked         []uint64          `json:"asked"`
 }
 
 // about says whether the event is about a room, or about none.
@@ -60,7 +63,7 @@ func (e event) about(room uint64) bool { return e.Room == nil || *e.Room == room
 // process is a rank, as a process of its own.
 type process struct {
 	name   string
-	native bool // this library, not SGLang
+	ours   bool // this library's, not SGLang's
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
 	log    string        // path
@@ -73,11 +76,11 @@ type process struct {
 	ready event
 }
 
-// startRank starts a rank: this library's, or with a release SGLang's. It ends with the test.
-// dir is for its files; the pipeline stages of SGLang find each other there.
-func startRank(t *testing.T, env environment, r *release, dir, name string, c rankConfig) *process {
+// startRank starts a rank, which ends with the test. dir is for its files; the pipeline stages
+// of SGLang find each other there.
+func startRank(t *testing.T, env environment, by impl, dir, name string, c rankConfig) *process {
 	t.Helper()
-	if r != nil {
+	if r := by.sglang; r != nil {
 		c.Source, c.Version = r.src, r.String()
 	}
 	b, err := json.Marshal(c)
@@ -88,15 +91,21 @@ func startRank(t *testing.T, env environment, r *release, dir, name string, c ra
 	if err := os.WriteFile(path, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p := &process{name: name, native: r == nil, log: filepath.Join(dir, name+".log"), exited: make(chan struct{}), changed: make(chan struct{})}
-	if p.native {
-		p.cmd = exec.Command(env.kvpeer, "-engine", "native", path)
+	p := &process{name: fmt.Sprintf("%s (%v)", name, by), ours: by.sglang == nil, log: filepath.Join(dir, name+".log"),
+		exited: make(chan struct{}), changed: make(chan struct{})}
+	if p.ours {
+		p.cmd = exec.Command(env.kvpeer, "-engine", by.engine.String(), path)
 	} else {
-		p.name += " (SGLang " + r.String() + ")"
 		p.cmd = exec.Command(env.python, "../testdata/peer/sglang_peer.py", path)
 	}
-	// Proxies are for the world outside; SGLang would ask them for its neighbours.
-	p.cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1", "no_proxy=*", "NO_PROXY=*")
+	p.cmd.Env = append(os.Environ(),
+		// Proxies are for the world outside; SGLang would ask them for its neighbours.
+		"no_proxy=*", "NO_PROXY=*",
+		// Each module is compiled once for all ranks, and not beside its source.
+		"PYTHONDONTWRITEBYTECODE=", "PYTHONPYCACHEPREFIX="+filepath.Join(scratch, "pycache"),
+		// The race detector sleeps for a second before a program exits, for reports to come; the
+		// goroutines of kvpeer have ended by then.
+		"GORACE="+strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=0"))
 	if err := p.start(); err != nil {
 		t.Fatal(err)
 	}
@@ -230,6 +239,20 @@ func (p *process) ask(t *testing.T, answer string, command map[string]any) event
 	return e
 }
 
+// askUntil asks again and again until an answer is the one.
+func (p *process) askUntil(t *testing.T, what, answer string, command map[string]any, is func(event) bool) event {
+	t.Helper()
+	for end := time.Now().Add(patience); ; {
+		e := p.ask(t, answer, command)
+		if is(e) {
+			return e
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: not after %v: %s; %+v", p.name, patience, what, e)
+		}
+	}
+}
+
 // waitReady waits until the rank takes commands.
 func (p *process) waitReady(t *testing.T) {
 	t.Helper()
@@ -242,18 +265,45 @@ func (p *process) waitReady(t *testing.T) {
 	p.ready = e
 }
 
-// exit asks the rank to exit, and fails the test unless it does so with code 0.
-func (p *process) exit(t *testing.T) {
+// exitAll asks ranks to exit, and fails the test unless all do so with code 0.
+func exitAll(t *testing.T, ranks ...*process) {
 	t.Helper()
-	p.tell(t, map[string]any{"cmd": "exit"})
+	for _, p := range ranks {
+		p.tell(t, map[string]any{"cmd": "exit"})
+	}
+	late := time.After(exitPatience)
+	for _, p := range ranks {
+		select {
+		case <-p.exited:
+		case <-late:
+			t.Fatalf("%s has not exited after %v", p.name, exitPatience)
+		}
+		if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+			t.Errorf("%s exited with %v", p.name, p.cmd.ProcessState)
+		}
+	}
+}
+
+// hasEnded says whether the process has.
+func (p *process) hasEnded() bool {
 	select {
 	case <-p.exited:
-	case <-time.After(exitPatience):
-		t.Errorf("%s has not exited after %v", p.name, exitPatience)
-		return
+		return true
+	default:
+		return false
 	}
-	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
-		t.Errorf("%s exited with %v", p.name, p.cmd.ProcessState)
+}
+
+// pause stops the process where it is, until the function that it gives is called.
+func (p *process) pause(t *testing.T) (resume func()) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := p.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

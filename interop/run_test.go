@@ -19,69 +19,102 @@ const (
 	reportPatience = 30 * time.Second
 )
 
-// pair is a setup in operation.
+// pair is a setup in operation: a prefill and the ranks of one decode.
 type pair struct {
 	setup   *setup
-	decodes release
-	port    int // of the bootstrap server
-	prefill []*process
+	prefill *group
 	decode  []*process
-	used    used
+	decodes release // as which the decode behaves
+	golden  release // whose own pairs have the right answers
+	used    *used
 }
 
 // used are the decode's slots that rooms have named so far: nothing else may be written.
 type used struct {
-	kv  [][]int32 // by decode rank
-	aux []int32
+	kv    [][]int32 // by decode rank
+	aux   []int32
+	state [][]int32 // by component
 }
 
-// startPair starts all ranks. The prefill is this library's, except for the ranks that the
-// setup says otherwise of, or it is SGLang's like the decode.
-func startPair(t *testing.T, env environment, s *setup, prefillToo bool, r release) *pair {
+// startPair starts all ranks of a setup.
+func startPair(t *testing.T, env environment, s *setup, prefill, decode impl) *pair {
 	t.Helper()
-	p := &pair{setup: s, decodes: r, port: freePorts.take(t), used: used{kv: make([][]int32, len(s.decode))}}
+	g := launchGroup(t, env, s, prefill, decode, freePorts.take(t))
+	p := g.launchDecode(t, s, decode) // it needs no prefill to start
+	g.complete(t)
+	p.waitReady(t)
+	return p
+}
+
+// launchDecode launches a decode for a prefill.
+func (g *group) launchDecode(t *testing.T, s *setup, by impl) *pair {
+	t.Helper()
+	p := &pair{setup: s, prefill: g, decodes: by.standsFor(), golden: g.by.standsFor(),
+		used: &used{kv: make([][]int32, len(s.decode))}}
+	if by.sglang != nil {
+		p.golden = *by.sglang
+	}
 	dir := t.TempDir()
 	for i, c := range s.decode {
-		c.Role, c.BootstrapPort = "decode", p.port
-		p.decode = append(p.decode, startRank(t, env, &r, dir, fmt.Sprintf("decode%d", i), c))
-	}
-	for i, c := range s.prefill {
-		c.Role, c.BootstrapPort, c.ServeBootstrap = "prefill", p.port, i == 0
-		c.FillSeed = fmt.Sprintf("p%d", i)
-		var impl *release
-		if prefillToo || slices.Contains(s.sglang, i) {
-			impl = &r
-		}
-		p.prefill = append(p.prefill, startRank(t, env, impl, dir, fmt.Sprintf("prefill%d", i), c))
-		if i == 0 {
-			p.prefill[0].waitReady(t) // it serves the others
-		}
-	}
-	for _, x := range p.ranks()[1:] {
-		x.waitReady(t)
+		c.Role, c.BootstrapPort = "decode", g.port
+		p.decode = append(p.decode, startRank(t, g.env, by, dir, fmt.Sprintf("decode%d", i), c))
 	}
 	return p
 }
 
-// beside starts a decode more, with one rank, at the prefill of a pair.
-func (p *pair) beside(t *testing.T, env environment, r release, name string) *pair {
+// startDecode starts a decode for a prefill.
+func (g *group) startDecode(t *testing.T, s *setup, by impl) *pair {
 	t.Helper()
-	q := &pair{setup: p.setup, decodes: r, port: p.port, prefill: p.prefill, used: used{kv: make([][]int32, 1)}}
-	c := p.setup.decode[0]
-	c.Role, c.BootstrapPort = "decode", p.port
-	q.decode = append(q.decode, startRank(t, env, &r, t.TempDir(), name, c))
-	q.decode[0].waitReady(t)
-	return q
+	p := g.launchDecode(t, s, by)
+	p.waitReady(t)
+	return p
 }
 
-func (p *pair) ranks() []*process { return slices.Concat(p.prefill, p.decode) }
+// at is the same decode with another prefill.
+func (p *pair) at(g *group) *pair {
+	q := *p
+	q.prefill, q.golden = g, g.by.standsFor()
+	return &q
+}
+
+// waitReady waits until the decode takes commands.
+func (p *pair) waitReady(t *testing.T) {
+	t.Helper()
+	for _, x := range p.decode {
+		x.waitReady(t)
+	}
+}
+
+func (p *pair) ranks() []*process { return slices.Concat(p.prefill.ranks, p.decode) }
+
+// broken says whether a rank has ended.
+func (p *pair) broken() bool { return slices.ContainsFunc(p.ranks(), (*process).hasEnded) }
+
+// stopDecode ends the decode, and stop the prefill too. No rank of this library's may have kept
+// anything of the rooms.
+func (p *pair) stopDecode(t *testing.T) {
+	t.Helper()
+	checkKept(t, p.decode)
+	exitAll(t, p.decode...)
+}
+
+func (p *pair) stop(t *testing.T) {
+	t.Helper()
+	checkKept(t, p.ranks())
+	exitAll(t, p.ranks()...)
+}
 
 // run puts the pair through a case.
 func (p *pair) run(t *testing.T, c *testCase) result {
 	t.Helper()
-	for _, x := range p.prefill {
-		if x.native && c.foreign != nil {
+	for _, x := range p.prefill.ranks {
+		if x.ours && c.foreign != nil {
 			sendForeign(t, x, c.foreign)
+		}
+	}
+	for _, x := range p.decode {
+		if x.ours && c.foreignAtDecode != nil {
+			sendForeign(t, x, c.foreignAtDecode)
 		}
 	}
 	p.begin(t, c)
@@ -105,7 +138,7 @@ func (p *pair) finish(t *testing.T, c *testCase) result {
 	for i := range c.rooms {
 		p.abort(t, ctx, &c.rooms[i])
 	}
-	got := result{Prefill: p.collect(t, ctx, c, p.prefill), Decode: p.collect(t, ctx, c, p.decode)}
+	got := result{Prefill: p.collect(t, ctx, c, p.prefill.ranks), Decode: p.collect(t, ctx, c, p.decode)}
 	p.checkStray(t)
 	for _, x := range p.ranks() {
 		x.forget(c)
@@ -129,25 +162,61 @@ func (p *pair) patience(c *testCase) map[string]float64 {
 func (p *pair) open(t *testing.T, r *room, patience map[string]float64) {
 	t.Helper()
 	if !r.prefillOnly {
-		p.used.aux = append(p.used.aux, int32(r.toAux))
-		for i, x := range p.decode {
-			p.used.kv[i] = append(p.used.kv[i], r.pagesAt(i)...)
-			x.tell(t, map[string]any{"cmd": "receive", "room": r.number, "bootstrap_addr": fmt.Sprintf("127.0.0.1:%d", p.port),
-				"kv_indices": orEmpty(r.pagesAt(i)), "aux_index": r.toAux, "decode_prefix_len": r.prefix, "timeout": patience["decode"]})
-		}
+		p.receive(t, r, patience["decode"])
 	}
 	if r.send != nil {
-		for _, x := range p.prefill {
-			x.tell(t, map[string]any{"cmd": "send", "room": r.number, "chunks": r.send, "aux_index": r.aux,
-				"gap_s": r.gap.Seconds(), "timeout": patience["prefill"]})
+		p.send(t, r, patience["prefill"])
+	}
+}
+
+// receive opens a room at the decode.
+func (p *pair) receive(t *testing.T, r *room, timeout float64) {
+	t.Helper()
+	p.use(r)
+	for i, x := range p.decode {
+		command := map[string]any{"cmd": "receive", "room": r.number, "bootstrap_addr": p.prefill.addr(),
+			"kv_indices": orEmpty(r.pagesAt(i)), "aux_index": r.toAux, "decode_prefix_len": r.prefix, "timeout": timeout}
+		if r.toState != nil {
+			command["state_indices"] = r.toState
 		}
+		x.tell(t, command)
+	}
+}
+
+// use notes the slots of a room.
+func (p *pair) use(r *room) {
+	p.used.aux = append(p.used.aux, int32(r.toAux))
+	for i := range p.decode {
+		p.used.kv[i] = append(p.used.kv[i], r.pagesAt(i)...)
+	}
+	for i, slots := range r.toState {
+		if i == len(p.used.state) {
+			p.used.state = append(p.used.state, nil)
+		}
+		p.used.state[i] = append(p.used.state[i], slots...)
+	}
+}
+
+// send opens a room at the prefill.
+func (p *pair) send(t *testing.T, r *room, timeout float64) {
+	t.Helper()
+	for _, x := range p.prefill.ranks {
+		command := map[string]any{"cmd": "send", "room": r.number, "chunks": r.send, "aux_index": r.aux,
+			"gap_s": r.gap.Seconds(), "timeout": timeout}
+		if r.sendState != nil {
+			command["state_indices"] = r.sendState
+		}
+		if r.tokens != 0 {
+			command["num_kv_tokens"] = r.tokens
+		}
+		x.tell(t, command)
 	}
 }
 
 // orEmpty makes JSON write an empty list, not null.
-func orEmpty(list []int32) []int32 {
+func orEmpty[T any](list []T) []T {
 	if list == nil {
-		return []int32{}
+		return []T{}
 	}
 	return list
 }
@@ -158,12 +227,12 @@ func (p *pair) abort(t *testing.T, ctx context.Context, r *room) {
 	if r.abort == "" {
 		return
 	}
-	for _, x := range p.prefill {
+	for _, x := range p.prefill.ranks {
 		if _, err := x.takeOf(ctx, "bootstrapped", &r.number); err != nil {
 			t.Fatal(err)
 		}
 	}
-	ranks := p.prefill
+	ranks := p.prefill.ranks
 	if r.abort == "decode" {
 		ranks = p.decode
 	}
@@ -189,17 +258,23 @@ func (p *pair) collect(t *testing.T, ctx context.Context, c *testCase, ranks []*
 				all[i] = append(all[i], outcome{})
 				continue
 			}
-			e, err := x.takeOf(ctx, "done", &r.number)
-			if err != nil {
-				t.Fatal(err)
-			}
-			all[i] = append(all[i], outcome{Status: e.Status, KV: e.KVSHA256, Aux: e.AuxSHA256, State: e.StateSHA256, message: e.Message})
+			all[i] = append(all[i], done(t, ctx, x, r.number))
 			if !isDecode && r.prefix != 0 {
 				checkPrefix(t, ctx, x, r)
 			}
 		}
 	}
 	return all
+}
+
+// done waits for the end of a room at a rank.
+func done(t *testing.T, ctx context.Context, x *process, room uint64) outcome {
+	t.Helper()
+	e, err := x.takeOf(ctx, "done", &room)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return outcome{Status: e.Status, KV: e.KVSHA256, Aux: e.AuxSHA256, State: e.StateSHA256, message: e.Message}
 }
 
 // checkPrefix: the prefill has learned what the decode has already.
@@ -218,27 +293,11 @@ func checkPrefix(t *testing.T, ctx context.Context, x *process, r *room) {
 func (p *pair) checkStray(t *testing.T) {
 	t.Helper()
 	for i, x := range p.decode {
-		e := x.ask(t, "stray", map[string]any{"cmd": "stray", "kv_indices": orEmpty(p.used.kv[i]), "aux_indices": orEmpty(p.used.aux)})
+		e := x.ask(t, "stray", map[string]any{"cmd": "stray", "kv_indices": orEmpty(p.used.kv[i]),
+			"aux_indices": orEmpty(p.used.aux), "state_indices": orEmpty(p.used.state)})
 		if e.Bytes != 0 {
 			t.Errorf("%s: %d bytes were written outside of the pages and slots of all rooms", x.name, e.Bytes)
 		}
-	}
-}
-
-// stop ends all ranks. This library's must not have kept anything of the rooms.
-func (p *pair) stop(t *testing.T) {
-	t.Helper()
-	for _, x := range p.prefill {
-		if !x.native {
-			continue
-		}
-		e := x.ask(t, "rooms", map[string]any{"cmd": "rooms"})
-		if len(e.RequestStatus) != 0 || len(e.Failures) != 0 || e.Held != 0 {
-			t.Errorf("%s has kept rooms: %d, %v, %v", x.name, e.Held, e.RequestStatus, e.Failures)
-		}
-	}
-	for _, x := range p.ranks() {
-		x.exit(t)
 	}
 }
 

@@ -14,14 +14,23 @@ type setup struct {
 	decode  []rankConfig
 	cases   []testCase
 
-	// since is the first release whose own pair can do it, 0 if all can. This library must do it
-	// with older decodes too; the right answer is then that of since.
-	since int
+	// since and until are the first and the last release whose own pair can do it, 0 if all can;
+	// why says what keeps later ones. This library's prefill must do it with older decodes too:
+	// the right answer is then that of since.
+	since, until int
+	why          string
+	prefillOnly  bool // it is about this library's prefill
 	// sglang names prefill ranks that are SGLang's beside this library's; golden is then the
 	// setup that has the right answers, with all ranks SGLang's.
 	sglang []int
 	golden string
 }
+
+// of says whether a release's own pair can do it.
+func (s *setup) of(r release) bool { return r.minor >= s.since && (s.until == 0 || r.minor <= s.until) }
+
+// own says whether the setup has right answers of its own: all its ranks may be SGLang's.
+func (s *setup) own() bool { return s.golden == "" }
 
 // answers names the setup that has the right answers.
 func (s *setup) answers() string {
@@ -35,13 +44,16 @@ func (s *setup) answers() string {
 type testCase struct {
 	name  string
 	rooms []room
-	// foreign are messages that the prefill's control sockets get first. SGLang's prefill does
-	// not survive them, so it is spared.
-	foreign [][]string
+	// foreign are messages that the control sockets of prefill and decode get first. SGLang's
+	// prefill does not survive them, so all of its ranks are spared.
+	foreign, foreignAtDecode [][]string
 	// want says what is right where it is not what SGLang does; such a case is for this
 	// library's prefill alone.
 	want func(decode release) want
 }
+
+// isSGLangs says whether SGLang's prefill does what is right.
+func (c *testCase) isSGLangs() bool { return c.want == nil }
 
 // room is a request.
 type room struct {
@@ -55,6 +67,10 @@ type room struct {
 	toAux  int
 	// prefix is what the decode has already, in tokens.
 	prefix int
+	// tokens is how many tokens a chunk holds, where the prefill must know.
+	tokens int
+	// sendState and toState are the slots of each state component at either side.
+	sendState, toState [][]int32
 	// prefillOnly: the decode never opens it.
 	prefillOnly bool
 	// gap is between the chunks, and after the last.

@@ -2,6 +2,8 @@ package interop
 
 import (
 	"testing"
+
+	"github.com/nixlkv/nixlkv/nixl"
 )
 
 // TestTwoReleasesAtOnce: one prefill of this library's serves a decode of the oldest and one of
@@ -14,8 +16,8 @@ func TestTwoReleasesAtOnce(t *testing.T) {
 		t.Skip("skip: SGLANG_SRC holds one release")
 	}
 	s := plain()
-	p := startPair(t, env, s, false, oldest)
-	q := p.beside(t, env, newest, "decode_beside")
+	p := startPair(t, env, s, golang(nixl.Native), sglang(oldest))
+	q := p.prefill.startDecode(t, s, sglang(newest))
 	for i := range s.cases {
 		// The aborts of the one are put between good rooms of the other.
 		of, beside := &s.cases[i], other(s.cases[(i+1)%len(s.cases)])
@@ -30,7 +32,7 @@ func TestTwoReleasesAtOnce(t *testing.T) {
 			t.Fatal("a rank has ended")
 		}
 	}
-	q.decode[0].exit(t)
+	q.stopDecode(t)
 	p.stop(t)
 }
 

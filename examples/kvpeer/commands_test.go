@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"testing"
+
+	"github.com/nixlkv/nixlkv/kvreceiver"
 )
 
 // noRole has no commands of its own.
@@ -64,6 +66,23 @@ func FuzzSendArgs(f *testing.F) {
 		}
 		if p := a.plan(); p.Pages != pages || len(a.Chunks) == 0 || a.gap < 0 || a.patience < 0 {
 			t.Errorf("%+v makes %+v", a, p)
+		}
+	})
+}
+
+// FuzzReceiveArgs: what is accepted says where the room goes, and for how long to wait.
+func FuzzReceiveArgs(f *testing.F) {
+	f.Add([]byte(`{"room":1,"bootstrap_addr":"127.0.0.1:8998","kv_indices":[1,2],"aux_index":5,"state_indices":[[1],null],"decode_prefix_len":8,"timeout":2}`))
+	f.Add([]byte(`{"room":1,"bootstrap_addr":"x","kv_indices":null,"prefill_dp_rank":-1}`))
+	f.Fuzz(func(t *testing.T, line []byte) {
+		var a receiveArgs
+		if parse(line, &a) != nil || a.validate() != nil {
+			return
+		}
+		d := a.destination()
+		if a.Addr == "" || a.patience < 0 || len(d.Pages) != len(a.KV) || len(d.State) != len(a.State) || d.Prefix != a.Prefix ||
+			(d.Aux != kvreceiver.AuxSlot{}) != (a.Aux != nil) {
+			t.Errorf("%+v makes %+v", a, d)
 		}
 	})
 }

@@ -111,6 +111,16 @@ func (p *process) any(want string) map[string]any {
 	return e
 }
 
+// exit has the program exit.
+func (p *process) exit() {
+	p.t.Helper()
+	p.tell(map[string]any{"cmd": "exit"})
+	p.next("bye")
+	if code := p.wait(); code != 0 {
+		p.t.Errorf("exit code %d", code)
+	}
+}
+
 // wait gives the exit code.
 func (p *process) wait() int {
 	p.t.Helper()
@@ -135,12 +145,18 @@ func engines(t *testing.T) []string {
 	return names
 }
 
-// config describes a small prefill whose bootstrap server takes any port.
+const (
+	smallKV    = `"kv":{"page_size":4,"item_lens":[256,256,256,256],"num_slots":64,"kv_head_num":1,"total_kv_head_num":1` + smallState + `}`
+	smallState = `,"state":[{"type":"swa","item_lens":[32],"num_slots":4}]`
+)
+
+// prefillConfig describes a small prefill whose bootstrap server takes any port.
 func prefillConfig(more string) string {
-	return `{"role":"prefill","bootstrap_port":0,"fill_seed":"p0",` + more + `
-		"kv":{"page_size":4,"item_lens":[256,256,256,256],"num_slots":64,"kv_head_num":1,"total_kv_head_num":1,
-			"state":[{"type":"swa","item_lens":[32],"num_slots":4}]}}`
+	return `{"role":"prefill","bootstrap_port":0,"fill_seed":"p0",` + more + smallKV + `}`
 }
+
+// decodeConfig describes a decode of the same size.
+func decodeConfig(more string) string { return `{"role":"decode",` + more + smallKV + `}` }
 
 // TestWithoutPeer drives the program from its start to its end. The digests are Python's.
 func TestWithoutPeer(t *testing.T) {
@@ -224,11 +240,7 @@ func TestWithoutPeer(t *testing.T) {
 			}
 			// A room that is waiting when the driver ends does not hold it up.
 			p.tell(map[string]any{"cmd": "send", "room": 8, "chunks": [][]int{{1}}, "aux_index": 1, "timeout": 60})
-			p.tell(map[string]any{"cmd": "exit"})
-			p.next("bye")
-			if code := p.wait(); code != 0 {
-				t.Errorf("exit code %d", code)
-			}
+			p.exit()
 		})
 	}
 }
@@ -247,43 +259,60 @@ func TestEndOfInput(t *testing.T) {
 
 // TestBadCommands: each is answered, and the program goes on.
 func TestBadCommands(t *testing.T) {
-	p := start(t, prefillConfig(""), "-engine", "embedded")
-	p.next("ready")
-	for _, line := range []string{
-		`not JSON`,
-		`null`,
-		`{}`,
-		`{"cmd":"dance"}`,
-		`{"cmd":"receive","room":1}`,
-		`{"cmd":"send"}`,
-		`{"cmd":"send","room":-1,"chunks":[[1]]}`,
-		`{"cmd":"send","room":9223372036854775808,"chunks":[[1]]}`,
-		`{"cmd":"send","room":1}`,
-		`{"cmd":"send","room":1,"chunks":[[4294967296]]}`,
-		`{"cmd":"send","room":1,"chunks":[[1]],"gap_s":-1}`,
-		`{"cmd":"send","room":1,"chunks":[[1]],"timeout":1e9}`,
-		`{"cmd":"send","room":1,"chunks":[[1]],"num_kv_tokens":-1}`,
-		`{"cmd":"abort"}`,
-		`{"cmd":"expect","kv_indices":[64]}`,
-		`{"cmd":"expect","aux_index":16}`,
-		`{"cmd":"expect","state_indices":[[4]]}`,
-		`{"cmd":"expect","state_indices":[[],[]]}`,
-		`{"cmd":"stray","state_indices":[[],[]]}`,
-		`{"cmd":"bench"}`,
+	for role, tc := range map[string]struct {
+		config string
+		lines  []string
+	}{
+		"prefill": {prefillConfig(""), []string{
+			`{"cmd":"receive","room":1}`,
+			`{"cmd":"send"}`,
+			`{"cmd":"send","room":-1,"chunks":[[1]]}`,
+			`{"cmd":"send","room":9223372036854775808,"chunks":[[1]]}`,
+			`{"cmd":"send","room":1}`,
+			`{"cmd":"send","room":1,"chunks":[[4294967296]]}`,
+			`{"cmd":"send","room":1,"chunks":[[1]],"gap_s":-1}`,
+			`{"cmd":"send","room":1,"chunks":[[1]],"timeout":1e9}`,
+			`{"cmd":"send","room":1,"chunks":[[1]],"num_kv_tokens":-1}`,
+		}},
+		"decode": {decodeConfig(""), []string{
+			`{"cmd":"send","room":1,"chunks":[[1]]}`,
+			`{"cmd":"receive"}`,
+			`{"cmd":"receive","room":1}`,
+			`{"cmd":"receive","room":-1,"bootstrap_addr":"127.0.0.1:1"}`,
+			`{"cmd":"receive","room":9223372036854775808,"bootstrap_addr":"127.0.0.1:1"}`,
+			`{"cmd":"receive","room":1,"bootstrap_addr":"127.0.0.1"}`,
+			`{"cmd":"receive","room":1,"bootstrap_addr":"127.0.0.1:1","kv_indices":[4294967296]}`,
+			`{"cmd":"receive","room":1,"bootstrap_addr":"127.0.0.1:1","timeout":-1}`,
+			`{"cmd":"bench","count":1,"pages":1,"concurrency":1}`,
+		}},
 	} {
-		p.line(line)
-		if e := p.next("exception"); e["message"] == "" || e["error"] == "" {
-			t.Errorf("%s: %v", line, e)
-		}
-	}
-	p.tell(map[string]any{"cmd": "rooms"})
-	if e := p.next("rooms"); fmt.Sprint(e["request_status"]) != "map[]" || fmt.Sprint(e["held"]) != "0" {
-		t.Errorf("a refused command left a room: %v", e)
-	}
-	p.tell(map[string]any{"cmd": "exit"})
-	p.next("bye")
-	if code := p.wait(); code != 0 {
-		t.Errorf("exit code %d", code)
+		t.Run(role, func(t *testing.T) {
+			p := start(t, tc.config, "-engine", "embedded")
+			p.next("ready")
+			for _, line := range append(tc.lines,
+				`not JSON`,
+				`null`,
+				`{}`,
+				`{"cmd":"dance"}`,
+				`{"cmd":"abort"}`,
+				`{"cmd":"expect","kv_indices":[64]}`,
+				`{"cmd":"expect","aux_index":16}`,
+				`{"cmd":"expect","state_indices":[[4]]}`,
+				`{"cmd":"expect","state_indices":[[],[]]}`,
+				`{"cmd":"stray","state_indices":[[],[]]}`,
+				`{"cmd":"bench"}`,
+			) {
+				p.line(line)
+				if e := p.next("exception"); e["message"] == "" || e["error"] == "" {
+					t.Errorf("%s: %v", line, e)
+				}
+			}
+			p.tell(map[string]any{"cmd": "rooms"})
+			if e := p.next("rooms"); fmt.Sprint(e["request_status"]) != "map[]" || fmt.Sprint(e["held"]) != "0" {
+				t.Errorf("a refused command left a room: %v", e)
+			}
+			p.exit()
+		})
 	}
 }
 
@@ -293,14 +322,16 @@ func TestCannotStart(t *testing.T) {
 		args   []string
 		want   string
 	}{
-		"decode":       {strings.Replace(prefillConfig(""), "prefill", "decode", 1), nil, "decode role is not there yet"},
-		"no config":    {"", nil, "invalid configuration"},
-		"engine":       {prefillConfig(""), []string{"-engine", "steam"}, "steam"},
-		"staging":      {prefillConfig(`"env":{"SGLANG_DISAGG_STAGING_BUFFER":1},`), nil, "staging"},
-		"memory kinds": {strings.Replace(prefillConfig(""), `"page_size"`, `"mem_kinds":["VRAM","VRAM","VRAM","HBM"],"page_size"`, 1), nil, "HBM"},
-		"layout":       {prefillConfig(`"parallel":{"attn_tp_rank":3},`), nil, "TPRank"},
-		"address":      {prefillConfig(`"host_ip":"localhost",`), nil, "host_ip"},
-		"log level":    {prefillConfig(`"env":{"LOGLEVEL":"loud"},`), nil, "LOGLEVEL"},
+		"decode staging": {decodeConfig(`"env":{"SGLANG_DISAGG_STAGING_BUFFER":1},`), nil, "staging"},
+		"decode layout":  {decodeConfig(`"parallel":{"attn_tp_rank":3},`), nil, "TPRank"},
+		"policy":         {prefillConfig(`"allocation_policy":"prefill_complete","parallel":{"attn_tp_size":2},`), nil, "prefill_complete"},
+		"no config":      {"", nil, "invalid configuration"},
+		"engine":         {prefillConfig(""), []string{"-engine", "steam"}, "steam"},
+		"staging":        {prefillConfig(`"env":{"SGLANG_DISAGG_STAGING_BUFFER":1},`), nil, "staging"},
+		"memory kinds":   {strings.Replace(prefillConfig(""), `"page_size"`, `"mem_kinds":["VRAM","VRAM","VRAM","HBM"],"page_size"`, 1), nil, "HBM"},
+		"layout":         {prefillConfig(`"parallel":{"attn_tp_rank":3},`), nil, "TPRank"},
+		"address":        {prefillConfig(`"host_ip":"localhost",`), nil, "host_ip"},
+		"log level":      {prefillConfig(`"env":{"LOGLEVEL":"loud"},`), nil, "LOGLEVEL"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !slices.Contains(tc.args, "-engine") {

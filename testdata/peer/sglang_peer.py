@@ -5,6 +5,10 @@ It takes the configuration, the commands and gives the events of examples/kvpeer
 a machine without a GPU: KV buffers are host memory. Two keys more are in the configuration:
 sglang_src, a folder with the sources of a release, and version, for people.
 
+Under the allocation policy prefill_complete a room that is sent counts as computed at once,
+unless send says "computed": false; then the command complete, with the room, says so later. The
+event rooms names the rooms that a decode has asked for, in "asked".
+
 Usage: sglang_peer.py CONFIG.json
 """
 import hashlib
@@ -16,6 +20,7 @@ import threading
 import time
 import traceback
 import types
+import urllib.request
 
 import numpy as np
 import nixl._api as nixl_api  # before the stand-ins: it looks for the real torch
@@ -46,6 +51,7 @@ import sglang.srt.disaggregation.nixl.conn as nixl_conn  # noqa: E402
 
 STATUS = {0: "Failed", 1: "Bootstrapping", 2: "WaitingForInput", 3: "Transferring", 4: "Success"}
 PATIENCE = 6
+DEFERRED = CONFIG.get("allocation_policy") == "prefill_complete"
 
 
 OUT_LOCK = threading.Lock()
@@ -132,15 +138,48 @@ def kv_args():
     return args
 
 
+class DeferredSocket:
+    """A prefill's control socket under prefill_complete, from the second message on.
+
+    SGLang has that policy with Mooncake alone, whose thread shows each message to the common part
+    first (CommonKVManager._make_worker_recv). NIXL's does not yet; this does it for it.
+    """
+
+    def __init__(self, manager):
+        self.manager, self.socket = manager, manager.server_socket
+
+    def recv_multipart(self):
+        while True:
+            message = self.socket.recv_multipart()
+            if not self.manager._handle_bootstrap_message(message):
+                return message
+
+
 server_args = types.SimpleNamespace(
     host=CONFIG.get("host", "127.0.0.1"), disaggregation_bootstrap_port=PORT, dist_init_addr=None,
     pp_size=PARALLEL.pp_size, tp_size=CONFIG.get("tp_size", PARALLEL.attn_tp_size))
+
+
+def serve_bootstrap():
+    """Starts the bootstrap server and waits until it answers; it says nowhere that it listens."""
+    server = nixl_conn.NixlKVBootstrapServer(server_args.host, PORT)
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    for _ in range(1000):
+        try:
+            direct.open(f"http://{server_args.host}:{PORT}/health", timeout=5).close()
+            return server
+        except OSError:
+            time.sleep(0.01)
+    sys.exit(f"the bootstrap server at port {PORT} does not answer")
+
+
 if ROLE == "prefill" and CONFIG.get("serve_bootstrap", True):
-    bootstrap_server = nixl_conn.NixlKVBootstrapServer(server_args.host, PORT)
-    time.sleep(0.5)  # it says nowhere that it listens
+    bootstrap_server = serve_bootstrap()
 manager = nixl_conn.NixlKVManager(
     kv_args(), DisaggregationMode.PREFILL if ROLE == "prefill" else DisaggregationMode.DECODE,
     server_args, CONFIG.get("is_mla", False))
+if ROLE == "prefill" and DEFERRED:
+    manager.server_socket = DeferredSocket(manager)
 if "fill_seed" in CONFIG:
     kv.fill(CONFIG["fill_seed"] + "/kv")
     aux.fill(CONFIG.get("aux_seed", "p") + "/aux")  # every rank holds the same metadata
@@ -182,19 +221,34 @@ def new_sender(number):
         return nixl_conn.NixlKVSender(manager, addr, number)
 
 
+def open_sender(c):
+    room = live[c["room"]] = new_sender(c["room"])
+    room.init(sum(len(x) for x in c["chunks"]), c.get("aux_index"))
+    if DEFERRED and c.get("computed", True):
+        room.mark_prefill_complete()
+
+
 def send(c):
-    number, chunks, timeout = c["room"], c["chunks"], c.get("timeout", PATIENCE)
-    room = live[number] = new_sender(number)
-    room.init(sum(len(x) for x in chunks), c.get("aux_index"))
+    number, timeout = c["room"], c.get("timeout", PATIENCE)
+    room = live[number]
     status = wait(room, KVPoll.WaitingForInput, timeout)
     if status != KVPoll.Failed and status >= KVPoll.WaitingForInput:
         emit(event="bootstrapped", room=number, decode_prefix_len=room.pop_decode_prefix_len())
-        for i, pages in enumerate(chunks):
-            last = i == len(chunks) - 1
-            room.send(np.array(pages, dtype=np.int32), c.get("state_indices") if last else None, c.get("num_kv_tokens"))
-            time.sleep(c.get("gap_s", 0))
-        status = wait(room, KVPoll.Success, timeout)
+        status = send_chunks(room, c)
+        if status != KVPoll.Failed:
+            status = wait(room, KVPoll.Success, timeout)
     report(number, room, status, {})
+
+
+def send_chunks(room, c):
+    """Sends the chunks, unless the room fails before the last; polls it meanwhile, as SGLang does."""
+    for i, pages in enumerate(c["chunks"]):
+        last = i == len(c["chunks"]) - 1
+        room.send(np.array(pages, dtype=np.int32), c.get("state_indices") if last else None, c.get("num_kv_tokens"))
+        status = wait(room, KVPoll.Success, c.get("gap_s", 0))
+        if status == KVPoll.Failed:
+            break
+    return status
 
 
 def receive(c):
@@ -227,6 +281,11 @@ def abort(c):
     emit(event="aborted", room=c["room"])
 
 
+def complete(c):
+    live[c["room"]].mark_prefill_complete()
+    emit(event="completed", room=c["room"])
+
+
 def expect(c):
     slot = c.get("aux_index")
     emit(event="expect", kv_sha256=kv.digest(c.get("kv_indices", [])),
@@ -244,17 +303,24 @@ def stray(c):
 def rooms(c):
     emit(event="rooms", request_status={str(k): STATUS[v] for k, v in dict(manager.request_status).items()},
          failures={str(k): v for k, v in manager.failure_records.items()},
-         peers=list(getattr(manager, "decode_kv_args_table", {})))
+         peers=list(getattr(manager, "decode_kv_args_table", {})), asked=asked())
 
 
-# Commands that wait have a thread each.
+def asked():
+    """The rooms whose end of computation a decode waits for, under prefill_complete."""
+    deferred = getattr(manager, "deferred_bootstrap", None)
+    return [] if deferred is None else [room for room, state in list(deferred.rooms.items()) if state.endpoint]
+
+
+# Commands that wait have a thread each; what comes before it is done when the next command is read.
 WAITING = {"send": send, "receive": receive}
-AT_ONCE = {"abort": abort, "expect": expect, "stray": stray, "rooms": rooms}
+AT_ONCE = {"send": open_sender, "abort": abort, "complete": complete, "expect": expect, "stray": stray, "rooms": rooms}
 
 
 def guarded(command, c):
     try:
         command(c)
+        return True
     except Exception as e:
         traceback.print_exc()
         emit(event="exception", room=c.get("room"), error=type(e).__name__, message=str(e))
@@ -267,11 +333,9 @@ for line in sys.stdin:
     name = c["cmd"]
     if name == "exit":
         break
-    if name in WAITING:
-        threading.Thread(target=guarded, args=(WAITING[name], c), daemon=True).start()
-    elif name in AT_ONCE:
-        guarded(AT_ONCE[name], c)
-    else:
+    if name not in WAITING and name not in AT_ONCE:
         emit(event="exception", room=c.get("room"), error="KeyError", message=f"unknown command {name}")
+    elif (name not in AT_ONCE or guarded(AT_ONCE[name], c)) and name in WAITING:
+        threading.Thread(target=guarded, args=(WAITING[name], c), daemon=True).start()
 emit(event="bye")
 os._exit(0)  # SGLang's threads have no end

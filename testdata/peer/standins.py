@@ -72,9 +72,12 @@ class NullContext:
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, source, config, parallel):
         self.source, self.config, self.parallel = source, config, parallel
+        self.stood_in = ["sglang", "torch", "triton"]
+        if config["role"] != "prefill" or not config.get("serve_bootstrap", True):
+            self.stood_in.append("aiohttp")  # the bootstrap server's alone, and slow to load
 
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] not in ("sglang", "torch", "triton"):
+        if name.split(".")[0] not in self.stood_in:
             return None
         if name in REAL:
             where = os.path.join(self.source, *name.split("."))
