@@ -145,7 +145,8 @@ func WithLoadBalance(method string) Option { return func(c *config) { c.loadBala
 func WithForceQuery() Option { return func(c *config) { c.forceQuery = true } }
 
 // WithAllCPRanks makes every context-parallel rank send its share of the pages, instead of
-// rank 0 all of them. The decodes must be set the same way.
+// rank 0 all of them. The decodes must be set the same way. Ranks of hybrid MLA, and those
+// that share one KV cache (registry.Layout.ShardKV), do so without it, and decodes know.
 func WithAllCPRanks() Option { return func(c *config) { c.allCPRanks = true } }
 
 // WithLogger gives the logger. Without it nothing is logged.
