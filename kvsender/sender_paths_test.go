@@ -48,7 +48,9 @@ func (p *pairUp) finish(t *testing.T, s *Sender, want ...string) {
 			t.Errorf("status %+v", st)
 		}
 	} else {
-		aux := func(g wire.Tag) bool { return g.Room == s.Room() && (g.Kind == wire.TagAux || g.Kind == wire.TagAuxNoKV) }
+		aux := func(g wire.Tag) bool {
+			return g.Room == s.Room() && (g.Kind == wire.TagAux || g.Kind == wire.TagAuxNoKV)
+		}
 		p.d.until("notifications", func() bool {
 			return len(p.d.kvTags(s.Room())) >= len(want) && slices.ContainsFunc(p.d.tags, aux)
 		})
