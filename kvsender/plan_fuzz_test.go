@@ -124,7 +124,8 @@ func FuzzPlan(f *testing.F) {
 	}, plain[27:])
 	f.Add(stage)
 	f.Add([]byte{18, 64, 100, 16, 8, 1, 16, 8, 2, 1, 18, 64, 250, 32, 8, 2, 32, 8, 1, 5, 0, 2, 4, 1, 4, 2, 4, 3, 4, 4}) // by layer
-	tail := []byte{4, 0, 0, 4, 2, 4, 2, 0, 0, 3, 4, 1, 4, 2, 4, 5, 4, 3, 4, 0, 4, 6}                                    // two tokens a page, two heads; three pages
+	// Two tokens a page, two heads; three pages.
+	tail := []byte{4, 0, 0, 4, 2, 4, 2, 0, 0, 3, 4, 1, 4, 2, 4, 5, 4, 3, 4, 0, 4, 6}
 	f.Add(slices.Concat([]byte{
 		2, 64, 100, 32, 8, 32, 8, 1, 34, 64, 250, 16, 9, 16, 9, 2, // pages of 32 bytes to pages of 16, a byte apart
 		4, 0, 1, 0, 1, 0, 1, 0, 1, 2, 0, 1, 0, 1, 0, // TP 1 to rank 1 of TP 2

@@ -53,16 +53,20 @@ func evenly(a, b int) bool { return a%b == 0 || b%a == 0 }
 // nixl/conn.py, which takes one page length for all regions; here each pair of regions has its
 // own). A page is tokens, heads, head bytes (NHD) on both sides.
 //
-// A decode's page may lie in host memory, all regions or some, which SGLang refuses as not
-// implemented safely. It is safe here because nothing is taken over from one memory kind to
-// another: the regions of a kind are segments of their own, each one transfer with its own
-// descriptors, device ids (0 for host memory) and part of the notification, so that the
-// decode does not go on before every kind has arrived; where a page and a token lie follows,
-// region by region, from the item length that was registered for that region and from the
-// number of heads, never from the first region's, and a page whose length does not say the
-// same number of heads on both sides is refused; a host pool's page may be longer than its
-// heads, like that of a whole page, and then they lie at its beginning; and validatePlan
-// checks every row against the registered regions of its kind and against every other row.
+// A decode's pages may lie in host memory, of all regions or of some, which SGLang refuses as
+// not implemented safely. It is safe here because nothing is taken over from one memory kind
+// to another:
+//
+//   - The regions of a kind are segments of their own. Each is one transfer with its own
+//     descriptors and device ids (0 for host memory), and one part of the notification, so
+//     that the decode does not go on before every kind has arrived.
+//   - Where a page and a token lie follows, region by region, from the item length that was
+//     registered for that region and from the number of heads, never from the first region.
+//     Lengths that do not say the same heads on both sides are refused.
+//   - A host pool's page may be longer than its heads, as it may be longer than a whole page;
+//     they lie at its beginning.
+//   - validatePlan checks every row against the registered memory of its kind, and against
+//     every other row.
 func planHeads(l *registry.Layout, p *registry.Peer) ([]segment, error) {
 	h, err := sliceHeads(totalHeads(l), ranks(l.Ranks.TP), l.Ranks.TPRank, ranks(p.Ranks.TP), p.Ranks.EngineRank)
 	if err != nil {
