@@ -13,7 +13,7 @@ ARGS ?=
 BENCHFLAGS ?=
 FUZZTIME ?=
 # Tests run each time: what the interop tests depend on is not all known to Go's cache.
-TESTFLAGS ?= -count=1 -timeout 25m
+TESTFLAGS ?= -count=1 -timeout 40m
 
 .PHONY: help
 help: ## list the targets

@@ -16,16 +16,16 @@ type group struct {
 	ranks      []*process
 }
 
-// startGroup starts the ranks of a prefill at a port.
-func startGroup(t *testing.T, env environment, s *setup, by impl, port int) *group {
+// startGroup starts the ranks of a prefill at a port. Those that the setup says are SGLang's are
+// beside's, the others by's.
+func startGroup(t *testing.T, env environment, s *setup, by, beside impl, port int) *group {
 	t.Helper()
-	g := launchGroup(t, env, s, by, by, port)
+	g := launchGroup(t, env, s, by, beside, port)
 	g.complete(t)
 	return g
 }
 
-// launchGroup launches the prefill's first rank, which serves the others. The ranks that the
-// setup says are SGLang's are so of the release of beside.
+// launchGroup launches the prefill's first rank, which serves the others.
 func launchGroup(t *testing.T, env environment, s *setup, by, beside impl, port int) *group {
 	t.Helper()
 	g := &group{env: env, of: s, by: by, beside: beside, dir: t.TempDir(), port: port}

@@ -25,7 +25,7 @@ func testPrefillKilled(t *testing.T, env environment, r release) {
 	// No heartbeat may be what tells: there is none in the time of the test.
 	s.decode = oneRank(s.decode[0].env(envHeartbeat, "600").env(envReleaseTimeout, "1"))
 	p := startPair(t, env, s, sglang(r), golang(nixl.Native))
-	q := p.at(startGroup(t, env, s, golang(nixl.Native), freePorts.take(t)))
+	q := p.at(startGroup(t, env, s, golang(nixl.Native), impl{}, freePorts.take(t)))
 	p.judge(t, caseOf(t, s, "equal_tp"), p.run(t, caseOf(t, s, "equal_tp")))
 	q.judge(t, caseOf(t, s, "three_rooms"), q.run(t, caseOf(t, s, "three_rooms")))
 
@@ -59,7 +59,7 @@ func testPrefillKilled(t *testing.T, env environment, r release) {
 	// This one has to wait for the prefill.
 	early := &testCase{rooms: []room{{number: 502, send: [][]int32{{50}, {51, 52}}, aux: 2, to: []int32{85, 86, 87}, toAux: 21}}}
 	p.receive(t, &early.rooms[0], startPatience.Seconds())
-	p = p.at(startGroup(t, env, s, sglang(r), p.prefill.port))
+	p = p.at(startGroup(t, env, s, sglang(r), impl{}, p.prefill.port))
 	p.judge(t, caseOf(t, s, "contiguous_chunks"), p.run(t, caseOf(t, s, "contiguous_chunks")))
 	p.send(t, &early.rooms[0], patience.Seconds())
 	if got := p.finish(t, early); got.Decode[0][0].Status != "Success" {

@@ -15,8 +15,8 @@ type setup struct {
 	cases   []testCase
 
 	// since and until are the first and the last release whose own pair can do it, 0 if all can;
-	// why says what keeps later ones. This library's prefill must do it with older decodes too:
-	// the right answer is then that of since.
+	// why says what keeps later ones. This library's prefill must do it with all decodes: the right
+	// answer is then that of the nearest release.
 	since, until int
 	why          string
 	prefillOnly  bool // it is about this library's prefill
@@ -28,6 +28,15 @@ type setup struct {
 
 // of says whether a release's own pair can do it.
 func (s *setup) of(r release) bool { return r.minor >= s.since && (s.until == 0 || r.minor <= s.until) }
+
+// nearest gives the release that is nearest to one and whose own pair can do it.
+func (s *setup) nearest(r release) release {
+	r.minor = max(r.minor, s.since)
+	if s.until != 0 {
+		r.minor = min(r.minor, s.until)
+	}
+	return r
+}
 
 // own says whether the setup has right answers of its own: all its ranks may be SGLang's.
 func (s *setup) own() bool { return s.golden == "" }

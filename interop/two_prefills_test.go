@@ -24,7 +24,7 @@ func TestTwoPrefillsAtOnce(t *testing.T) {
 		return &setup{name: "two_prefills", prefill: oneRank(rankConfig{KV: kv, FillSeed: seed}), decode: oneRank(rankConfig{KV: kv})}
 	}
 	p := startPair(t, env, s("old"), sglang(oldest), golang(nixl.Native))
-	q := p.at(startGroup(t, env, s("new"), sglang(newest), freePorts.take(t)))
+	q := p.at(startGroup(t, env, s("new"), sglang(newest), impl{}, freePorts.take(t)))
 	for wave := range 2 {
 		t.Run(fmt.Sprintf("wave_%d", wave), func(t *testing.T) {
 			at := [2]*pair{p, q}

@@ -204,7 +204,8 @@ func TestFlappingRank(t *testing.T) {
 func TestOneNumberAgainAndAgain(t *testing.T) {
 	q := newPair(t, openEngine(t, nixl.Embedded), shape{})
 	var count atomic.Int32
-	q.p.robots(eitherDialect, func(nixlkv.Room) bool { return count.Add(1)%4 != 0 })
+	var surely [2]atomic.Bool // served, by number
+	q.p.robots(eitherDialect, func(id nixlkv.Room) bool { return surely[id%2].Load() || count.Add(1)%4 != 0 })
 	var wg sync.WaitGroup
 	for g := range 2 { // a number of each dialect
 		id := nixlkv.Room(40 + g)
@@ -212,14 +213,18 @@ func TestOneNumberAgainAndAgain(t *testing.T) {
 			for i := range 40 { // a use that was given up holds the next one back a moment
 				page, slot := int32(g*kitPages/2+i%(kitPages/2)), g*kitSlots/2+i%(kitSlots/2)
 				q.wipe(page, slot)
+				surely[g].Store(i%5 == 4)
 				r := q.publish(id, Destination{Pages: []int32{page}, Aux: Aux(slot)})
-				ctx, cancel := contextOf(10)
-				if i%2 == 0 {
+				switch {
+				case i%5 == 4:
+					ok(t, r.Wait(within(t)))
+				case i%2 == 0:
 					spin(200)
+				default:
+					ctx, cancel := contextOf(10)
+					_ = r.Wait(ctx)
 					cancel()
 				}
-				_ = r.Wait(ctx)
-				cancel()
 				r.Abort("")
 				err := r.Wait(within(t))
 				if err == nil && !q.arrived(id, page, slot) {

@@ -119,7 +119,7 @@ func testPair(t *testing.T, engine, policy string) {
 	p.sent(16)
 
 	p.abortBoth(t)
-	p.patience(t)
+	p.patience(t, policy)
 	// A room that waits when the driver ends does not hold it up.
 	p.receive(12, map[string]any{"kv_indices": []int{20}, "aux_index": 10})
 	p.rooms(func(e map[string]any) bool { // past looking for the prefill, of which its end would be told
@@ -169,7 +169,7 @@ func (p *pair) abortBoth(t *testing.T) {
 }
 
 // patience: its end ends a report, not the room.
-func (p *pair) patience(t *testing.T) {
+func (p *pair) patience(t *testing.T, policy string) {
 	t.Helper()
 	p.receive(10, map[string]any{"kv_indices": []int{14}, "aux_index": 6, "timeout": 0.2})
 	e := p.decode.next("done")
@@ -191,6 +191,9 @@ func (p *pair) patience(t *testing.T) {
 	p.decode.tell(map[string]any{"cmd": "receive", "room": 11, "bootstrap_addr": "127.0.0.1:1", "kv_indices": []int{16}, "aux_index": 8, "timeout": 0.2})
 	if e := p.done(11, "NoPrefill"); e["kv_sha256"] != nil {
 		t.Errorf("%v", e)
+	}
+	if policy != "early" {
+		return // pages are named only once the prefill has computed the room
 	}
 	// A page that this rank does not have is refused here.
 	p.receive(13, map[string]any{"kv_indices": []int{64}, "aux_index": 9})

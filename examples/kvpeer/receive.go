@@ -67,6 +67,9 @@ func (p *decode) receive(d *driver, line []byte) error {
 // reports where the room stands and leaves it there.
 func (p *decode) receiveRoom(ctx context.Context, r *kvreceiver.Receiver, a *receiveArgs) error {
 	published, err := p.receiveAndWait(ctx, r, a)
+	if ctx.Err() != nil {
+		return errors.Join(err, p.clear(r)) // the driver ends; nobody waits for the room
+	}
 	var failed *nixlkv.KVTransferError
 	if err != nil && !errors.As(err, &failed) && !errors.Is(err, context.DeadlineExceeded) {
 		return errors.Join(err, p.clear(r))
