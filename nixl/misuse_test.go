@@ -50,12 +50,16 @@ func TestFailureIsNeverSuccess(t *testing.T) {
 		check(t, d.a.Close())
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
-		err := x.Post()
-		if err == nil {
-			err = x.Wait(ctx)
+		// A transport may take a small write before it has seen that the peer is gone; soon none
+		// does.
+		var err error
+		for err == nil && ctx.Err() == nil {
+			if err = x.Post(); err == nil {
+				err = x.Wait(ctx)
+			}
 		}
 		if err == nil {
-			t.Fatal("a transfer to a closed agent succeeded")
+			t.Fatal("transfers to a closed agent go on succeeding")
 		}
 		var wg sync.WaitGroup
 		for range 8 {
