@@ -48,6 +48,7 @@ type agentOptions struct {
 	cfg          engine.AgentConfig
 	backends     []backendSpec
 	closeTimeout time.Duration
+	tcp          *TCP
 }
 
 // WithBackend makes the agent create this backend instead of UCX with its defaults. The
@@ -170,6 +171,9 @@ func (e *Engine) NewAgent(name string, opts ...AgentOption) (*Agent, error) {
 		return fail(errors.Join(ErrClosed, a.raw.Destroy()))
 	}
 	for _, b := range o.backends {
+		if o.tcp != nil && e.info.Kind == Embedded {
+			b.params = o.tcp.params(b.params)
+		}
 		if _, err := a.CreateBackend(b.name, b.params); err != nil {
 			return nil, errors.Join(err, a.Close())
 		}

@@ -26,7 +26,7 @@ func BenchmarkWrite(b *testing.B) {
 	for _, kind := range kinds {
 		for _, workers := range []int{1, 2} {
 			b.Run(fmt.Sprintf("%s/workers=%d", kind.name, workers), func(b *testing.B) {
-				p := newPair(b, kind.make, size, WithWorkers(workers))
+				p := newPair(b, kind, size, WithWorkers(workers))
 				fill(p.local.data, 1)
 				fill(p.peer.data, 2)
 				spec := p.spec(b, engine.Write, page)
@@ -62,7 +62,7 @@ func BenchmarkSmall(b *testing.B) {
 	for _, kind := range kinds {
 		b.Run(kind.name, func(b *testing.B) {
 			const size = 64 << 10
-			p := newPair(b, kind.make, size)
+			p := newPair(b, kind, size)
 			spec := p.spec(b, engine.Write, 4096)
 			spec.NoMerge, spec.HasNotif, spec.Notif = true, true, []byte("room_kv_0_1_0")
 			r := transfer(b, p.a, spec)
@@ -90,7 +90,7 @@ func BenchmarkSmall(b *testing.B) {
 // BenchmarkCreate makes and releases requests of 4,096 descriptors out of 65,536.
 func BenchmarkCreate(b *testing.B) {
 	const page, total, count = 4096, 1 << 16, 4096
-	p := newPair(b, newShared, page*total)
+	p := newPair(b, memfdKind, page*total)
 	var index [count]int32
 	for i := range index {
 		index[i] = int32((i * 7) % total) // none next to the last

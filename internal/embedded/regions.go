@@ -149,7 +149,7 @@ func (a *Agent) LocalMetadata() ([]byte, error) {
 		return nil, fmt.Errorf("embedded: metadata: %w", err)
 	}
 	m := metadata{
-		id: a.id, epoch: a.epoch, host: a.host, name: a.name, address: a.address,
+		id: a.id, epoch: a.epoch, host: a.host, name: a.name, address: a.address, tcp: a.advertised,
 		regions: make([]regionInfo, 0, len(a.byID)),
 	}
 	for _, r := range a.byID {
