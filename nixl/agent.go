@@ -105,6 +105,7 @@ type Agent struct {
 	regs      map[*Registration]struct{}
 	remotes   map[*Remote]struct{}
 	current   map[string]*Remote // the remote that a name stands for now
+	self      *Remote            // once asked for; in neither of these
 	prepared  map[*Prepared]struct{}
 	lists     map[*List]struct{}
 	transfers transferList // those that hold a request

@@ -285,6 +285,11 @@ func (a *Agent) FreeRemote(h engine.Remote) {
 	}
 }
 
+// Self implements engine.Agent. There is no storage here.
+func (*Agent) Self() (engine.Remote, error) {
+	return 0, fmt.Errorf("embedded: an agent cannot be its own peer, and storage needs NIXL: %w", engine.ErrUnsupported)
+}
+
 // forget takes a peer that cannot be used out of those that are loaded.
 func (a *Agent) forget(p *peer, lost bool) {
 	a.mu.Lock()

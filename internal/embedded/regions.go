@@ -40,7 +40,7 @@ func (a *Agent) checkMem(mem engine.Mem) error {
 	case mem == engine.VRAM:
 		return fmt.Errorf("VRAM needs NIXL, or AgentConfig.HostVRAM to use host memory in its place: %w: %w", engine.ErrUnsupported, engine.ErrNotFound)
 	}
-	return fmt.Errorf("memory of kind %d: %w: %w", mem, engine.ErrUnsupported, engine.ErrNotFound)
+	return fmt.Errorf("memory of kind %d (storage needs NIXL): %w: %w", mem, engine.ErrUnsupported, engine.ErrNotFound)
 }
 
 // Register implements engine.Agent. It registers all of the regions or none. Regions may
