@@ -22,8 +22,11 @@ const (
 )
 
 type options struct {
-	name string
-	huge bool
+	name   string
+	huge   bool
+	placed bool
+	node   int
+	mode   int // MPOL_BIND or MPOL_PREFERRED
 }
 
 // Option changes what [Alloc] makes.
@@ -36,8 +39,9 @@ type Option func(*options)
 // Huge pages are all allocated, and zeroed, before Alloc returns. The kernel's own
 // reservation at mmap is not enough: it knows nothing of the limits of a control group,
 // a cpuset or a memory policy, and where one of those strikes later the first access is
-// SIGBUS (Linux, admin-guide/cgroup-v1/hugetlb). They lie on the NUMA node that the
-// memory policy of the calling thread picks, by default its own.
+// SIGBUS (Linux, admin-guide/cgroup-v1/hugetlb). They lie on the NUMA node that
+// [NUMANode] says or, without it, the memory policy of the calling thread, by default its
+// own. A node whose pool cannot serve the whole buffer gives normal pages of that node.
 func HugePages() Option { return func(o *options) { o.huge = true } }
 
 // Name sets the name under which the memory shows in /proc/PID/maps and /proc/PID/fd, as
@@ -49,10 +53,10 @@ func Name(name string) Option { return func(o *options) { o.name = name } }
 // caller, who frees it with [Buffer.Free].
 //
 // Normal pages are not there until they are first touched; [Buffer.Touch] does it ahead
-// of time. Errors: [ErrSize], [ErrName], or the system's own, wrapped (ENOMEM for a size
+// of time. Errors: [ErrSize], [ErrName], [ErrNUMANode], [ErrNUMA], or the system's own, wrapped (ENOMEM for a size
 // that the address space does not hold, EMFILE when descriptors run out).
 func Alloc(size int, opts ...Option) (*Buffer, error) {
-	o := options{name: "nixlkv"}
+	o := options{name: "nixlkv", node: noNode}
 	for _, opt := range opts {
 		opt(&o)
 	}
@@ -62,16 +66,21 @@ func Alloc(size int, opts ...Option) (*Buffer, error) {
 	if len(o.name) > maxName || strings.IndexByte(o.name, 0) >= 0 {
 		return nil, fmt.Errorf("%w: %q", ErrName, o.name)
 	}
+	if o.placed {
+		if err := checkNode(o.node); err != nil {
+			return nil, err
+		}
+	}
 	var hugeErr error
 	if o.huge {
-		b, err := newBuffer(o.name, size, hugePageSize, unix.MFD_HUGETLB|unix.MFD_HUGE_2MB)
+		b, err := newBuffer(&o, size, hugePageSize, unix.MFD_HUGETLB|unix.MFD_HUGE_2MB)
 		if err == nil {
 			b.huge = true
 			return b, nil
 		}
 		hugeErr = fmt.Errorf("%w: %w", ErrNoHugePages, err)
 	}
-	b, err := newBuffer(o.name, size, os.Getpagesize(), 0)
+	b, err := newBuffer(&o, size, os.Getpagesize(), 0)
 	if err != nil {
 		return nil, fmt.Errorf("hostmem: allocate %d bytes: %w", size, errors.Join(err, hugeErr))
 	}
@@ -80,12 +89,12 @@ func Alloc(size int, opts ...Option) (*Buffer, error) {
 }
 
 // newBuffer makes a buffer of pages of the given size. flags select them for memfd_create.
-func newBuffer(name string, size, pageSize, flags int) (_ *Buffer, err error) {
+func newBuffer(o *options, size, pageSize, flags int) (_ *Buffer, err error) {
 	length, err := roundUp(size, pageSize)
 	if err != nil {
 		return nil, err
 	}
-	fd, err := createMemfd(name, flags)
+	fd, err := createMemfd(o.name, flags)
 	if err != nil {
 		return nil, os.NewSyscallError("memfd_create", err)
 	}
@@ -104,12 +113,22 @@ func newBuffer(name string, size, pageSize, flags int) (_ *Buffer, err error) {
 	if err != nil {
 		return nil, os.NewSyscallError("mmap", err)
 	}
-	if flags&unix.MFD_HUGETLB != 0 {
-		if err := allocatePages(fd, length); err != nil {
-			return nil, errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(mem)))
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(mem)))
+		}
+	}()
+	if o.placed {
+		if err := place(mem, o.node, o.mode); err != nil {
+			return nil, err
 		}
 	}
-	return &Buffer{size: size, pageSize: pageSize, capacity: length, mem: mem, fd: fd}, nil
+	if flags&unix.MFD_HUGETLB != 0 {
+		if err := allocatePages(fd, length); err != nil {
+			return nil, err
+		}
+	}
+	return &Buffer{size: size, pageSize: pageSize, capacity: length, node: o.node, mem: mem, fd: fd}, nil
 }
 
 // createMemfd opens a memfd that can be sealed and, where the kernel knows how (6.3 and

@@ -38,6 +38,10 @@ var (
 	ErrName = errors.New("hostmem: invalid name")
 	// ErrNoHugePages: why [Buffer.HugeErr] reports normal pages. It wraps the system's reason.
 	ErrNoHugePages = errors.New("hostmem: no huge pages")
+	// ErrNUMANode: there is no such NUMA node, or this process gets no memory from it.
+	ErrNUMANode = errors.New("hostmem: no such NUMA node")
+	// ErrNUMA: the kernel cannot place memory, or says that this process may not.
+	ErrNUMA = errors.New("hostmem: NUMA placement not possible")
 	// ErrInUse: the buffer is pinned, so it cannot be freed.
 	ErrInUse = errors.New("hostmem: buffer in use")
 	// ErrFreed: the buffer has been freed.
@@ -53,6 +57,7 @@ type Buffer struct {
 	size     int
 	pageSize int
 	capacity int
+	node     int // or noNode
 	huge     bool
 	hugeErr  error
 

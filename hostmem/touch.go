@@ -19,8 +19,8 @@ const touchChunk = 64 << 20
 // Touch makes every page present and mapped, and leaves the contents as they are, also
 // while others write to them. The first write into a page that was never touched costs
 // a page fault, on a virtual machine often one of the host as well; touch what is to be
-// timed. Pages come to lie on the NUMA node that the memory policy of the calling thread
-// picks, by default its own.
+// timed. Pages come to lie on the NUMA node of the buffer or, without [NUMANode], on the one
+// that the memory policy of the calling thread picks, by default its own.
 //
 // Running out of memory, which a plain access would answer with SIGBUS, is an error here
 // where the kernel can tell (it cannot stop its out-of-memory killer). The buffer is

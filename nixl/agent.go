@@ -48,6 +48,7 @@ type agentOptions struct {
 	cfg          engine.AgentConfig
 	backends     []backendSpec
 	closeTimeout time.Duration
+	tcp          *TCP
 }
 
 // WithBackend makes the agent create this backend instead of UCX with its defaults. The
@@ -104,6 +105,7 @@ type Agent struct {
 	regs      map[*Registration]struct{}
 	remotes   map[*Remote]struct{}
 	current   map[string]*Remote // the remote that a name stands for now
+	self      *Remote            // once asked for; in neither of these
 	prepared  map[*Prepared]struct{}
 	lists     map[*List]struct{}
 	transfers transferList // those that hold a request
@@ -170,6 +172,9 @@ func (e *Engine) NewAgent(name string, opts ...AgentOption) (*Agent, error) {
 		return fail(errors.Join(ErrClosed, a.raw.Destroy()))
 	}
 	for _, b := range o.backends {
+		if o.tcp != nil && e.info.Kind == Embedded {
+			b.params = o.tcp.params(b.params)
+		}
 		if _, err := a.CreateBackend(b.name, b.params); err != nil {
 			return nil, errors.Join(err, a.Close())
 		}

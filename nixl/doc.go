@@ -1,7 +1,8 @@
 // Package nixl moves memory between processes with NVIDIA NIXL, from Go.
 //
 // [Open] gives an engine: the native one, which is NVIDIA's NIXL library loaded at run
-// time, or the embedded one, written in Go for machines without NIXL (one host, Go to Go).
+// time, or the embedded one, written in Go for machines without NIXL (Go to Go; between
+// hosts with [WithTCP]).
 // An engine makes agents. An [Agent] registers memory, hands out metadata that a peer
 // loads, and posts transfers to and from the memory that a peer registered; a transfer
 // can carry a notification, which the peer sees after the bytes.

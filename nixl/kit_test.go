@@ -12,6 +12,7 @@ import (
 
 	"github.com/nixlkv/nixlkv/hostmem"
 	"github.com/nixlkv/nixlkv/internal/cgo"
+	"github.com/nixlkv/nixlkv/internal/engine"
 )
 
 // engineCase is one way to run the conformance tests.
@@ -19,13 +20,16 @@ type engineCase struct {
 	name  string
 	kind  Kind
 	calls string
+	tcp   bool // as if every peer were on another host
 }
+
+var puregoCase = engineCase{name: "native-purego", kind: Native, calls: "purego"}
 
 // engineCases lists every engine, and every way to call the native one that this build has.
 func engineCases() []engineCase {
-	cs := []engineCase{{"embedded", Embedded, ""}, {"native-purego", Native, "purego"}}
+	cs := []engineCase{{name: "embedded", kind: Embedded}, {name: "embedded-tcp", kind: Embedded, tcp: true}, puregoCase}
 	if haveCgo {
-		cs = append(cs, engineCase{"native-cgo", Native, "cgo"})
+		cs = append(cs, engineCase{name: "native-cgo", kind: Native, calls: "cgo"})
 	}
 	return cs
 }
@@ -58,6 +62,9 @@ func (c engineCase) open(t testing.TB) *Engine {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if c.tcp {
+		e = OpenOver(tcpEngine{e.raw}, Embedded, e.log)
+	}
 	t.Cleanup(func() {
 		if err := e.Close(); err != nil {
 			t.Error(err)
@@ -89,7 +96,27 @@ func freeBuffers(t testing.TB) {
 }
 
 func (c engineCase) peer(size int) peerConfig {
-	return peerConfig{Engine: c.kind.String(), Calls: c.calls, Name: uniqueName("peer"), Size: size}
+	return peerConfig{Engine: c.kind.String(), Calls: c.calls, TCP: c.tcp, Name: uniqueName("peer"), Size: size}
+}
+
+// loopbackTCP has an agent reach all peers over TCP.
+var loopbackTCP = TCP{Listen: "127.0.0.1:0", Only: true}
+
+// tcpEngine makes agents as if they had been asked for WithTCP(loopbackTCP).
+type tcpEngine struct{ engine.Engine }
+
+func (e tcpEngine) NewAgent(name string, cfg engine.AgentConfig) (engine.Agent, error) {
+	a, err := e.Engine.NewAgent(name, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return tcpAgent{a}, nil
+}
+
+type tcpAgent struct{ engine.Agent }
+
+func (a tcpAgent) CreateBackend(plugin string, params map[string]string) (engine.Backend, error) {
+	return a.Agent.CreateBackend(plugin, loopbackTCP.params(params))
 }
 
 var names atomic.Int64

@@ -46,8 +46,8 @@ func TestBadDescriptors(t *testing.T) {
 			_, err := s.a.Register(r)
 			wantErr(t, "register", err, ErrBadDescriptor)
 		}
-		_, err = s.a.Register(Foreign(Mem(4), 8, 8, 0))
-		wantErr(t, "register a file", err, ErrUnsupported)
+		_, err = s.a.Register(Foreign(Mem(5), 8, 8, 0))
+		wantErr(t, "register what is of no kind", err, ErrUnsupported)
 		_, err = s.a.Register()
 		wantErr(t, "register nothing", err, StatusInvalidParam)
 		_, err = s.a.NewList(Mem(7))

@@ -10,7 +10,7 @@ import (
 // maxListLen bounds a list: NIXL counts and indexes descriptors with 32-bit signed numbers.
 const maxListLen = 1<<31 - 1
 
-// List is a list of descriptors of one kind of memory, local or remote. It keeps its memory
+// List is a list of descriptors of one kind of memory or storage, local or remote. It keeps its memory
 // when it is cleared, so that filling it again costs a fraction of the first time. It is
 // used by one goroutine at a time.
 type List struct {
@@ -31,14 +31,14 @@ func (a *Agent) NewList(m Mem) (*List, error) {
 		return nil, a.fail("new list", "", err)
 	}
 	defer a.leave()
-	if m != DRAM && m != VRAM {
+	if m > MemFile {
 		return nil, a.fail("new list", "", fmt.Errorf("%w: kind of memory %d", ErrUnsupported, m))
 	}
 	raw, err := a.raw.NewList(m)
 	if err != nil {
 		return nil, a.fail("new list", "", err)
 	}
-	l := &List{a: a, mem: m, raw: raw}
+	l := &List{a: a, mem: m, raw: raw, span: emptySpan(m)}
 	a.mu.Lock()
 	a.lists[l] = struct{}{}
 	a.mu.Unlock()
@@ -136,7 +136,7 @@ func (l *List) Clear() error {
 	if err := l.a.raw.Clear(l.raw); err != nil {
 		return l.a.fail("clear list", "", err)
 	}
-	l.n, l.bytes, l.span = 0, 0, span{}
+	l.n, l.bytes, l.span = 0, 0, emptySpan(l.mem)
 	return nil
 }
 
@@ -209,7 +209,7 @@ func (a *Agent) prepare(l *List, r *Remote) (*Prepared, error) {
 	// It counts before it exists, so that memory cannot be deregistered in between.
 	a.mu.Lock()
 	var err error
-	if r == nil {
+	if p.ownMemory() {
 		err = a.mayCover(p.span)
 	}
 	if err == nil {
@@ -232,6 +232,9 @@ func (a *Agent) prepare(l *List, r *Remote) (*Prepared, error) {
 	}
 	return p, nil
 }
+
+// ownMemory says whether the list is of what the agent itself has registered.
+func (p *Prepared) ownMemory() bool { return p.remote == nil || p.remote.self }
 
 // Len counts the descriptors.
 func (p *Prepared) Len() int { return p.n }

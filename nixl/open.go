@@ -20,7 +20,8 @@ const (
 	Auto Kind = iota
 	// Native is NVIDIA's NIXL library.
 	Native
-	// Embedded is this module's own engine, for one host and Go peers only.
+	// Embedded is this module's own engine, for Go peers only: on one host, and with WithTCP
+	// between hosts.
 	Embedded
 )
 

@@ -25,6 +25,7 @@ const envPeer = "NIXLKV_TEST_PEER"
 type peerConfig struct {
 	Engine  string // native or embedded
 	Calls   string
+	TCP     bool
 	Name    string
 	Size    int               // bytes of DRAM to register
 	Foreign bool              // register them by address instead of as a hostmem buffer
@@ -72,7 +73,11 @@ func peerServe(c peerConfig, in io.Reader, out io.Writer) error {
 		return err
 	}
 	defer eng.Close()
-	a, err := eng.NewAgent(c.Name, WithBackend(DefaultBackend, c.Params))
+	opts := []AgentOption{WithBackend(DefaultBackend, c.Params)}
+	if c.TCP {
+		opts = append(opts, WithTCP(loopbackTCP))
+	}
+	a, err := eng.NewAgent(c.Name, opts...)
 	if err != nil {
 		return err
 	}

@@ -349,7 +349,7 @@ func TestCloseWhileInFlight(t *testing.T) {
 // UCX must not take Go's signal handlers, whatever the environment says.
 func TestSignalHandlersStayGos(t *testing.T) {
 	needNative(t)
-	c := engineCases()[1]
+	c := puregoCase
 	for _, v := range []string{"bt", "freeze", "debug", ""} {
 		t.Run("UCX_HANDLE_ERRORS="+v, func(t *testing.T) {
 			p := startPeer(t, c.peer(4096), "UCX_HANDLE_ERRORS="+v)

@@ -2,7 +2,7 @@ package nixl
 
 import (
 	"fmt"
-	"math/bits"
+	"math"
 
 	"github.com/nixlkv/nixlkv/hostmem"
 	"github.com/nixlkv/nixlkv/internal/engine"
@@ -11,14 +11,21 @@ import (
 // Mem is a kind of memory, with NIXL's numbers (nixl_capi_mem_type_t).
 type Mem = engine.Mem
 
-// The kinds of memory that this package registers.
+// The kinds of memory that this package registers. The last three are storage: the native
+// engine reaches it through backends that serve the kind (POSIX, GDS and GDS_MT files, OBJ
+// objects, GUSLI block devices), between an agent's own memory and what it registered itself
+// (Agent.Self).
 const (
-	DRAM = engine.DRAM
-	VRAM = engine.VRAM
+	DRAM      = engine.DRAM
+	VRAM      = engine.VRAM
+	MemBlock  = engine.Block
+	MemObject = engine.Object
+	MemFile   = engine.File
 )
 
 // Desc is one contiguous piece of memory: address, bytes, and the device it is on (the
-// CUDA ordinal for VRAM, 0 for DRAM).
+// CUDA ordinal for VRAM, 0 for DRAM). In storage the address is an offset, and the device
+// what it is an offset in: the file's descriptor, the object's or the block device's number.
 type Desc = engine.Desc
 
 // Run stands for Count descriptors of Len bytes, Stride bytes apart.
@@ -30,6 +37,7 @@ type Region struct {
 	addr, len, dev uint64
 	buf            *hostmem.Buffer
 	off            uint64
+	meta           string
 }
 
 // Host is a whole buffer. A registration pins it: it cannot be freed before it is
@@ -85,7 +93,7 @@ func (r Region) As(m Mem, device uint64) Region {
 // Mem gives the kind of memory.
 func (r Region) Mem() Mem { return r.mem }
 
-// Addr gives the address of the first byte.
+// Addr gives the address of the first byte; of storage its offset.
 func (r Region) Addr() uintptr { return uintptr(r.addr) }
 
 // Len gives the bytes.
@@ -96,73 +104,36 @@ func (r Region) Device() uint64 { return r.dev }
 
 func (r Region) validate(i int) error {
 	switch {
-	case r.addr == 0 || r.len == 0:
+	case r.len == 0, r.addr == 0 && !isStorage(r.mem):
 		return fmt.Errorf("%w: region %d: %d bytes at %#x, or a part outside its buffer", ErrBadDescriptor, i, r.len, r.addr)
 	case r.addr+r.len-1 < r.addr:
 		return fmt.Errorf("%w: region %d: %d bytes at %#x reach past 2^64", ErrBadDescriptor, i, r.len, r.addr)
 	case r.mem == DRAM && r.dev != 0:
 		return fmt.Errorf("%w: region %d: DRAM is on device 0, not %d", ErrBadDescriptor, i, r.dev)
-	case r.mem != DRAM && r.mem != VRAM:
+	case r.mem > MemFile:
 		return fmt.Errorf("%w: region %d: kind of memory %d", ErrUnsupported, i, r.mem)
+	case isStorage(r.mem) && r.buf != nil:
+		return fmt.Errorf("%w: region %d: a buffer is no storage", ErrBadDescriptor, i)
+	case r.mem == MemFile && r.dev > math.MaxInt32:
+		return fmt.Errorf("%w: region %d: file descriptor %d", ErrBadDescriptor, i, int64(r.dev))
+	case r.mem == MemFile && (r.addr > math.MaxInt64 || r.len > math.MaxInt64-r.addr):
+		return fmt.Errorf("%w: region %d: %d bytes at %d of a file", ErrBadDescriptor, i, r.len, r.addr)
 	}
 	return nil
 }
 
+// same says whether two regions are one to NIXL.
+func (r Region) same(x Region) bool {
+	return r.addr == x.addr && r.len == x.len && (!isStorage(r.mem) || r.mem == x.mem && r.dev == x.dev)
+}
+
 func (r Region) raw() engine.Region {
 	e := engine.Region{Addr: r.addr, Len: r.len, Dev: r.dev, FD: -1}
+	if r.meta != "" {
+		e.Meta = []byte(r.meta)
+	}
 	if r.buf != nil {
 		e.FD, e.Off = r.buf.FD(), int64(r.off)
 	}
 	return e
-}
-
-// span is an interval of addresses, first and last byte. The zero value is empty.
-type span struct {
-	lo, hi uint64
-	some   bool
-}
-
-func (s *span) add(lo, hi uint64) {
-	if !s.some {
-		*s = span{lo, hi, true}
-		return
-	}
-	s.lo, s.hi = min(s.lo, lo), max(s.hi, hi)
-}
-
-func (s span) overlaps(lo, hi uint64) bool { return s.some && s.lo <= hi && lo <= s.hi }
-
-// spanOf gives the addresses that descriptors cover, or an error naming the first one that
-// cannot be.
-func spanOf(descs []Desc, s span) (span, error) {
-	for i := range descs {
-		d := &descs[i]
-		last := d.Addr + d.Len - 1
-		if d.Len == 0 || last < d.Addr {
-			return s, fmt.Errorf("%w: descriptor %d: %d bytes at %#x", ErrBadDescriptor, i, d.Len, d.Addr)
-		}
-		s.add(d.Addr, last)
-	}
-	return s, nil
-}
-
-// spanOfRuns is spanOf for runs, and counts the descriptors they stand for.
-func spanOfRuns(runs []Run, s span) (span, uint64, error) {
-	var n uint64
-	for i := range runs {
-		r := &runs[i]
-		if r.Count == 0 {
-			continue
-		}
-		over, reach := bits.Mul64(r.Stride, r.Count-1)
-		first, c1 := bits.Add64(r.Addr, reach, 0) // of the last descriptor
-		last, c2 := bits.Add64(first, r.Len-1, 0)
-		total, c3 := bits.Add64(n, r.Count, 0)
-		if r.Len == 0 || over|c1|c2|c3 != 0 || total > maxListLen {
-			return s, 0, fmt.Errorf("%w: run %d: %d descriptors of %d bytes at %#x, %d apart", ErrBadDescriptor, i, r.Count, r.Len, r.Addr, r.Stride)
-		}
-		s.add(r.Addr, last)
-		n = total
-	}
-	return s, n, nil
 }

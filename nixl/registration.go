@@ -33,7 +33,7 @@ func (a *Agent) register(regions []Region) (*Registration, error) {
 		}
 		// NIXL loses count of the same region twice in one registration, and crashes when it is
 		// taken back.
-		if slices.ContainsFunc(regions[:i], func(x Region) bool { return x.addr == r.addr && x.len == r.len }) {
+		if slices.ContainsFunc(regions[:i], r.same) {
 			return nil, fmt.Errorf("%w: region %d: %d bytes at %#x are given twice", ErrBadDescriptor, i, r.len, r.addr)
 		}
 		if err := a.checkDevice(r); err != nil {
@@ -48,8 +48,8 @@ func (a *Agent) register(regions []Region) (*Registration, error) {
 	if err := reg.pinBuffers(); err != nil {
 		return nil, err
 	}
-	done := make([]Mem, 0, 2)
-	for _, m := range [...]Mem{DRAM, VRAM} {
+	done := make([]Mem, 0, len(allMems))
+	for _, m := range allMems {
 		raw := reg.rawOf(m)
 		if raw == nil {
 			continue
@@ -71,6 +71,9 @@ func (a *Agent) register(regions []Region) (*Registration, error) {
 	a.mu.Unlock()
 	return reg, nil
 }
+
+// allMems are registered one after the other: NIXL's lists are of one kind.
+var allMems = [...]Mem{DRAM, VRAM, MemBlock, MemObject, MemFile}
 
 // rawOf gives the regions of one kind.
 func (r *Registration) rawOf(m Mem) []engine.Region {
@@ -163,7 +166,7 @@ func (r *Registration) deregister() error {
 
 // deregisterRaw is the native part. It runs with nothing in the agent covering the memory.
 func (r *Registration) deregisterRaw() error {
-	for _, m := range [...]Mem{DRAM, VRAM} {
+	for _, m := range allMems {
 		raw := r.rawOf(m)
 		if raw == nil {
 			continue
@@ -195,14 +198,14 @@ func (r *Registration) forgetKind(m Mem) {
 // which may refuse more than it must, never less.
 func (a *Agent) coveredBy(r *Registration) error {
 	for _, reg := range r.regions {
-		lo, hi := reg.addr, reg.addr+reg.len-1
+		s := spanOfRegion(reg)
 		for p := range a.prepared {
-			if p.remote == nil && p.span.overlaps(lo, hi) {
+			if p.ownMemory() && p.span.overlaps(s) {
 				return fmt.Errorf("%w: a prepared list covers the memory", ErrInUse)
 			}
 		}
 		for t := a.transfers.head; t != nil; t = t.next {
-			if t.span.overlaps(lo, hi) {
+			if t.span.overlaps(s) || t.far.overlaps(s) {
 				return fmt.Errorf("%w: a transfer to or from %s covers the memory", ErrInUse, t.remote.name)
 			}
 		}
@@ -214,7 +217,7 @@ func (a *Agent) coveredBy(r *Registration) error {
 func (a *Agent) mayCover(s span) error {
 	for _, r := range a.leaving {
 		for _, reg := range r.regions {
-			if s.overlaps(reg.addr, reg.addr+reg.len-1) {
+			if s.overlaps(spanOfRegion(reg)) {
 				return fmt.Errorf("%w: the memory is being deregistered", ErrInUse)
 			}
 		}

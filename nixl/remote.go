@@ -17,6 +17,7 @@ type Remote struct {
 	a    *Agent
 	raw  engine.Remote
 	name string
+	self bool // the agent itself, for storage
 	p    pins
 	// stale is set once; lost says that the engine found the peer gone.
 	stale, lost atomic.Bool
@@ -186,18 +187,33 @@ func (r *Remote) with(call string, f func() error) error {
 // Check says whether the peer's metadata is loaded. It does not ask the peer: one that died
 // without a transfer noticing still passes.
 func (r *Remote) Check() error {
-	return r.with("check remote", func() error { return r.a.raw.CheckRemote(r.raw) })
+	return r.with("check remote", func() error {
+		if r.self {
+			return nil
+		}
+		return r.a.raw.CheckRemote(r.raw)
+	})
 }
 
 // Connect wires the peer up, so that the first transfer need not.
 func (r *Remote) Connect() error {
-	return r.with("connect", func() error { return r.a.raw.Connect(r.raw) })
+	return r.with("connect", func() error {
+		if r.self {
+			return nil
+		}
+		return r.a.raw.Connect(r.raw)
+	})
 }
 
 // Notify sends a notification without a transfer. It may overtake and be overtaken by those
 // of transfers. The message is copied.
 func (r *Remote) Notify(msg []byte) error {
-	return r.with("notify", func() error { return r.a.raw.Notify(r.raw, msg) })
+	return r.with("notify", func() error {
+		if r.self {
+			return errSelf
+		}
+		return r.a.raw.Notify(r.raw, msg)
+	})
 }
 
 // Invalidate drops the peer's metadata and connections, and ends the Remote. It gives
@@ -212,11 +228,16 @@ func (r *Remote) invalidate() error {
 		return err
 	}
 	defer r.a.leave()
+	if r.self {
+		return errSelf
+	}
 	if err := r.p.release(); err != nil {
 		return err
 	}
 	return r.end()
 }
+
+var errSelf = fmt.Errorf("%w: it is the agent itself", ErrUnsupported)
 
 // end is the last part of Invalidate, for the one caller that released r.p.
 func (r *Remote) end() error {

@@ -53,7 +53,8 @@ type Transfer struct {
 
 	// Set while it holds a request; guarded by a.mu.
 	remote     *Remote
-	span       span
+	span       span // of the local side
+	far        span // of the other side, if it is the agent's own too
 	prev, next *Transfer
 }
 
@@ -116,7 +117,7 @@ func (t *Transfer) createByList(op Op, local *List, remote *Remote, remoteList *
 		return fmt.Errorf("%w: %d local and %d remote bytes", ErrBadDescriptor, local.bytes, remoteList.bytes)
 	}
 	t.spec.LocalList, t.spec.RemoteList, t.spec.Remote = local.raw, remoteList.raw, remote.raw
-	return t.create(op, remote, local.span, o)
+	return t.create(op, remote, local.span, remoteList.span, o)
 }
 
 // CreateIndexed makes a transfer between descriptors of prepared lists: the i-th goes
@@ -164,7 +165,7 @@ func (t *Transfer) createByIndex(op Op, local *Prepared, localIndex []int32, rem
 	defer remote.p.unpin()
 	t.spec.LocalPrep, t.spec.LocalIndex = local.raw, localIndex
 	t.spec.RemotePrep, t.spec.RemoteIndex = remote.raw, remoteIndex
-	return t.create(op, remote.remote, local.span, o)
+	return t.create(op, remote.remote, local.span, remote.span, o)
 }
 
 func checkIndex(side string, index []int32, n int) error {
@@ -178,7 +179,7 @@ func checkIndex(side string, index []int32, n int) error {
 
 // create makes the request that t.spec's handles describe. The caller holds t and every
 // handle in the spec.
-func (t *Transfer) create(op Op, remote *Remote, local span, o TransferOptions) error {
+func (t *Transfer) create(op Op, remote *Remote, local, far span, o TransferOptions) error {
 	defer func() { t.spec = engine.Spec{} }()
 	if t.state != transferIdle {
 		return ErrCreated
@@ -199,9 +200,15 @@ func (t *Transfer) create(op Op, remote *Remote, local span, o TransferOptions) 
 	t.spec.NoMerge, t.spec.Post = o.NoMerge, o.Post
 	// It counts before it exists, so that its memory cannot be deregistered in between; the
 	// pin on the peer stays until the request is released.
-	t.remote, t.span = remote, local
+	if !remote.self {
+		far = span{}
+	}
+	t.remote, t.span, t.far = remote, local, far
 	a.mu.Lock()
 	err := a.mayCover(local)
+	if err == nil {
+		err = a.mayCover(far)
+	}
 	if err == nil {
 		a.transfers.add(t)
 	}
@@ -244,7 +251,7 @@ func (t *Transfer) unlink() {
 	t.a.transfers.remove(t)
 	t.a.mu.Unlock()
 	t.remote.p.unpin()
-	t.state, t.req, t.remote, t.span = transferIdle, 0, nil, span{}
+	t.state, t.req, t.remote, t.span, t.far = transferIdle, 0, nil, span{}, span{}
 	t.status = StatusNotPosted
 	t.failed.Store(nil)
 }
@@ -265,7 +272,9 @@ func (t *Transfer) landed(err error) {
 
 // settle records the end of a posting and gives the transfer's error.
 func (t *Transfer) settle(st Status, err error) error {
-	if err == nil && st < 0 {
+	if t.remote.self {
+		err = storageError(st, err)
+	} else if err == nil && st < 0 {
 		err = st
 		if why := t.a.raw.Reason(t.req); errors.Is(why, st) {
 			err = why

@@ -21,6 +21,13 @@ type agent struct {
 	handle  uintptr
 	cfg     engine.AgentConfig
 	devMask uint64 // 0 where VRAM is host memory, which has device 0
+	self    []byte // the agent's name as a C string
+
+	// storage holds the lists that are not of memory where devMask is 0: their devices count.
+	storage struct {
+		sync.Mutex
+		lists map[engine.List]struct{}
+	}
 
 	// drain is held from fetching notifications until they are out of the library's map.
 	drain    sync.Mutex
@@ -61,9 +68,8 @@ func (l *Library) NewAgent(name string, cfg engine.AgentConfig) (engine.Agent, e
 	if cfg.HostVRAM {
 		a.devMask = 0
 	}
-	n := cstring(name)
-	err := a.call(symCreateAgent, addr(n), uintptr(unsafe.Pointer(c)), uintptr(unsafe.Pointer(&a.handle)))
-	runtime.KeepAlive(n)
+	a.self = cstring(name)
+	err := a.call(symCreateAgent, addr(a.self), uintptr(unsafe.Pointer(c)), uintptr(unsafe.Pointer(&a.handle)))
 	if err != nil {
 		return nil, err
 	}
@@ -97,6 +103,16 @@ func (a *agent) mem(m engine.Mem) engine.Mem {
 	}
 	return m
 }
+
+// mask gives what the devices of a kind of memory are ANDed with.
+func (a *agent) mask(m engine.Mem) uint64 {
+	if isStorage(m) {
+		return ^uint64(0)
+	}
+	return a.devMask
+}
+
+func isStorage(m engine.Mem) bool { return m != engine.DRAM && m != engine.VRAM }
 
 // Destroy implements engine.Agent.
 func (a *agent) Destroy() error {
@@ -145,7 +161,7 @@ func (a *agent) withRegions(m engine.Mem, regs []engine.Region, s symbol) (err e
 		}
 	}()
 	for _, r := range regs {
-		err := a.call(symRegListAdd, list, uintptr(r.Addr), uintptr(r.Len), uintptr(r.Dev&a.devMask), addr(r.Meta), uintptr(len(r.Meta)))
+		err := a.call(symRegListAdd, list, uintptr(r.Addr), uintptr(r.Len), uintptr(r.Dev&a.mask(m)), addr(r.Meta), uintptr(len(r.Meta)))
 		runtime.KeepAlive(r.Meta)
 		if err != nil {
 			return err
@@ -206,6 +222,10 @@ func (a *agent) InvalidateRemote(r engine.Remote) error {
 
 // FreeRemote implements engine.Agent.
 func (a *agent) FreeRemote(r engine.Remote) { a.lib.free(uintptr(r)) }
+
+// Self implements engine.Agent. NIXL knows the agent itself by its name, too, once something
+// is registered (nixlAgent::registerMem).
+func (a *agent) Self() (engine.Remote, error) { return engine.Remote(addr(a.self)), nil }
 
 // Notify implements engine.Agent.
 func (a *agent) Notify(r engine.Remote, msg []byte) error {

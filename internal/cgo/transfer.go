@@ -14,24 +14,52 @@ import (
 func (a *agent) NewList(m engine.Mem) (engine.List, error) {
 	var h uintptr
 	err := a.call(symCreateList, uintptr(a.mem(m)), uintptr(unsafe.Pointer(&h)))
+	if err == nil && a.devMask == 0 && isStorage(m) {
+		s := &a.storage
+		s.Lock()
+		defer s.Unlock()
+		if s.lists == nil {
+			s.lists = map[engine.List]struct{}{}
+		}
+		s.lists[engine.List(h)] = struct{}{}
+	}
 	return engine.List(h), err
+}
+
+// listMask is mask for a list.
+func (a *agent) listMask(l engine.List) uint64 {
+	if a.devMask == 0 {
+		a.storage.Lock()
+		defer a.storage.Unlock()
+		if _, ok := a.storage.lists[l]; ok {
+			return ^uint64(0)
+		}
+	}
+	return a.devMask
 }
 
 // Append implements engine.Agent.
 func (a *agent) Append(l engine.List, d []engine.Desc) error {
-	return symListAdd.check(a.hot.append(l, d, a.devMask))
+	return symListAdd.check(a.hot.append(l, d, a.listMask(l)))
 }
 
 // AppendRuns implements engine.Agent.
 func (a *agent) AppendRuns(l engine.List, r []engine.Run) error {
-	return symListAdd.check(a.hot.appendRuns(l, r, a.devMask))
+	return symListAdd.check(a.hot.appendRuns(l, r, a.listMask(l)))
 }
 
 // Clear implements engine.Agent. The library keeps the list's memory.
 func (a *agent) Clear(l engine.List) error { return symListClear.check(a.hot.clear(l)) }
 
 // FreeList implements engine.Agent. The library's destructor has no way to fail.
-func (a *agent) FreeList(l engine.List) { purego.SyscallN(a.sym[symDestroyList], uintptr(l)) }
+func (a *agent) FreeList(l engine.List) {
+	if a.devMask == 0 {
+		a.storage.Lock()
+		delete(a.storage.lists, l)
+		a.storage.Unlock()
+	}
+	purego.SyscallN(a.sym[symDestroyList], uintptr(l))
+}
 
 // localSide is how NIXL names the own side in prepXferDlist (NIXL_INIT_AGENT): "".
 var localSide = [1]byte{}

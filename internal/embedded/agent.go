@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -48,8 +49,10 @@ type Agent struct {
 	mu         sync.Mutex
 	backend    string            // its name, empty before CreateBackend
 	params     map[string]string // it was created with
-	listener   *net.UnixListener
-	address    string
+	tcp        tcpConfig         // read from them
+	listeners  []net.Listener
+	address    string   // of the Unix socket
+	advertised []string // TCP addresses
 	destroyed  bool
 	lastRegion uint64
 	epoch      uint64
@@ -58,6 +61,7 @@ type Agent struct {
 	peers      map[string]*peer // loaded and not lost
 	allPeers   map[*peer]struct{}
 	inbounds   map[*inbound]struct{}
+	strangers  int // those over TCP that have not said yet which agent they mean
 }
 
 var _ engine.Agent = (*Agent)(nil)
@@ -104,12 +108,12 @@ func (a *Agent) ready() error {
 // Plugins implements engine.Agent.
 func (*Agent) Plugins() ([]string, error) { return []string{pluginName}, nil }
 
-// PluginParams implements engine.Agent. There are no parameters.
+// PluginParams implements engine.Agent.
 func (a *Agent) PluginParams(plugin string) (map[string]string, []engine.Mem, error) {
 	if plugin != pluginName && plugin != pluginAlias {
 		return nil, nil, fmt.Errorf("embedded: no plugin %q, there is %s: %w", plugin, pluginName, engine.ErrNotFound)
 	}
-	return map[string]string{}, a.mems(), nil
+	return defaultParams(), a.mems(), nil
 }
 
 func (a *Agent) mems() []engine.Mem {
@@ -121,7 +125,9 @@ func (a *Agent) mems() []engine.Mem {
 
 // CreateBackend implements engine.Agent. It accepts EMBEDDED or, for callers written for
 // NIXL, UCX; both mean this engine, and one may be created once. From then on the agent
-// listens. Parameters are kept for BackendParams and change nothing.
+// listens: on a Unix socket of its own host and, if ParamListen says so, on a TCP address.
+// Parameters that it does not know are an error of EMBEDDED; those of UCX are meant for
+// NIXL's, kept for BackendParams and change nothing.
 func (a *Agent) CreateBackend(plugin string, params map[string]string) (engine.Backend, error) {
 	if _, _, err := a.PluginParams(plugin); err != nil {
 		return 0, err
@@ -134,28 +140,56 @@ func (a *Agent) CreateBackend(plugin string, params map[string]string) (engine.B
 	case a.backend != "":
 		return 0, fmt.Errorf("embedded: backend %s exists, an agent has one: %w", a.backend, engine.ErrInvalidParam)
 	}
-	l, address, err := listen()
+	tcp, err := parseParams(plugin, params)
 	if err != nil {
+		return 0, fmt.Errorf("embedded: create backend: %w", err)
+	}
+	if err := a.listen(tcp); err != nil {
 		return 0, fmt.Errorf("embedded: create backend: listen: %w: %w", err, engine.ErrBackend)
 	}
-	a.backend, a.params = plugin, maps.Clone(params)
-	a.listener, a.address = l, address
+	a.backend, a.params, a.tcp = plugin, maps.Clone(params), tcp
 	a.pool = newPool(a.settings.workers)
-	a.goroutines.Go(func() { a.acceptAll(l) })
+	for _, l := range a.listeners {
+		a.goroutines.Go(func() { a.acceptAll(l) })
+	}
 	return backendHandle, nil
 }
 
-// BackendParams implements engine.Agent.
+// listen opens the sockets on which peers reach the agent. a.mu is held.
+func (a *Agent) listen(c tcpConfig) error {
+	u, address, err := listenUnix()
+	if err != nil {
+		return err
+	}
+	if c.listen == "" {
+		a.listeners, a.address = []net.Listener{u}, address
+		return nil
+	}
+	t, err := listenTCP(c.listen)
+	if err != nil {
+		u.Close()
+		return err
+	}
+	advertised, err := c.addressesOf(t.Addr())
+	if err != nil {
+		u.Close()
+		t.Close()
+		return err
+	}
+	a.listeners, a.address, a.advertised = []net.Listener{u, t}, address, advertised
+	return nil
+}
+
+// BackendParams implements engine.Agent. ParamAdvertise tells the addresses in use.
 func (a *Agent) BackendParams(b engine.Backend) (map[string]string, []engine.Mem, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if b != backendHandle || a.usable() != nil {
 		return nil, nil, fmt.Errorf("embedded: no backend %#x: %w", uintptr(b), engine.ErrInvalidParam)
 	}
-	params := maps.Clone(a.params)
-	if params == nil {
-		params = map[string]string{}
-	}
+	params := defaultParams()
+	maps.Copy(params, a.params)
+	params[ParamAdvertise] = strings.Join(a.advertised, ",")
 	return params, a.mems(), nil
 }
 
@@ -192,14 +226,14 @@ func (a *Agent) Destroy() error {
 	a.destroyed = true
 	a.peers = nil
 	peers := slices.Collect(maps.Keys(a.allPeers))
-	listener := a.listener
+	listeners := a.listeners
 	a.mu.Unlock()
 	for _, p := range peers {
 		p.fail(errDestroyed)
 	}
 	close(a.quit)
-	if listener != nil {
-		listener.Close()
+	for _, l := range listeners {
+		l.Close()
 	}
 	for _, in := range a.listInbound() {
 		in.stop()
@@ -219,7 +253,7 @@ type Stats struct {
 	Loaded  int    // peers whose metadata is loaded, now
 	Regions int    // regions registered, now
 	Handles int    // requests, lists, prepared lists and remotes, now
-	Refused uint64 // connections refused: another user, or too many
+	Refused uint64 // connections refused: another user, another agent or version meant, or too many
 	Dropped uint64 // connections ended because the peer broke the protocol
 	Lost    uint64 // peers lost: their process or their connection ended
 }

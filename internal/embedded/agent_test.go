@@ -129,9 +129,11 @@ func TestRegister(t *testing.T) {
 }
 
 // TestHostVRAM: with the option, VRAM is host memory, whatever the device.
-func TestHostVRAM(t *testing.T) {
+func TestHostVRAM(t *testing.T) { overEach(t, transports, testHostVRAM) }
+
+func testHostVRAM(t *testing.T, kind wayKind) {
 	cfg := engine.AgentConfig{HostVRAM: true}
-	a, b := newTestAgent(t, "a", cfg), newTestAgent(t, "b", cfg)
+	a, b := kind.agent(t, "a", cfg), kind.agent(t, "b", cfg)
 	local, peer := foreign(t, 4096), shared(t, 4096)
 	for _, x := range []struct {
 		a *Agent
@@ -164,7 +166,7 @@ func TestHostVRAM(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	plain := newTestAgent(t, "plain", engine.AgentConfig{})
+	plain := kind.agent(t, "plain", engine.AgentConfig{})
 	_, err := plain.NewList(engine.VRAM)
 	wantErr(t, err, engine.ErrUnsupported)
 	if !strings.Contains(err.Error(), "HostVRAM") {
@@ -215,7 +217,7 @@ func TestLists(t *testing.T) {
 }
 
 func TestCreateErrors(t *testing.T) {
-	p := newPair(t, newShared, 64<<10)
+	p := newPair(t, memfdKind, 64<<10)
 	a := p.a
 	good := p.spec(t, engine.Write, 4096)
 	l := func(d ...engine.Desc) engine.List { return newList(t, a, d...) }
@@ -268,9 +270,11 @@ func TestCreateErrors(t *testing.T) {
 	}
 }
 
-func TestByIndex(t *testing.T) {
+func TestByIndex(t *testing.T) { overEach(t, transports, testByIndex) }
+
+func testByIndex(t *testing.T, kind wayKind) {
 	const page, count = 4096, 64
-	p := newPair(t, newShared, page*count)
+	p := newPair(t, kind, page*count)
 	a := p.a
 	fill(p.local.data, 1)
 	lp, err := a.PrepareLocal(newList(t, a, p.local.pages(page)...))
@@ -360,7 +364,7 @@ func TestByIndex(t *testing.T) {
 }
 
 func TestRequestHandles(t *testing.T) {
-	p := newPair(t, newShared, 4096)
+	p := newPair(t, memfdKind, 4096)
 	spec := p.spec(t, engine.Write, 4096)
 	old, _, err := p.a.Create(&spec)
 	if err != nil {

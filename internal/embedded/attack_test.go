@@ -31,14 +31,14 @@ func partsBody(count uint32, payload int, ps ...part) []byte {
 
 // TestHostileInitiator: who breaks the protocol loses its connection, and nobody else
 // notices.
-func TestHostileInitiator(t *testing.T) {
-	p := newPair(t, newShared, 64<<10)
+func TestHostileInitiator(t *testing.T) { overEach(t, transports, testHostileInitiator) }
+
+func testHostileInitiator(t *testing.T, kind wayKind) {
+	p := newPair(t, kind, 64<<10)
 	b := p.b
 	region := b.region(1).id
 	good := part{region, 0, 8}
 	hi := hello{to: b.id, name: "raw"}.append(nil)
-	version := hello{to: b.id, name: "raw"}.append(nil)
-	version[headerSize+len(helloMagic)]++
 	unnamed := hello{to: b.id}.append(nil)
 	header := func(length uint32, typ, flags, reserved byte) []byte {
 		h := binary.LittleEndian.AppendUint32(nil, length)
@@ -51,8 +51,6 @@ func TestHostileInitiator(t *testing.T) {
 	}{
 		{"garbage", [][]byte{[]byte(strings.Repeat("GET / HTTP/1.1\r\n", 20))}},
 		{"no hello", [][]byte{frame(frameMap, 0, 1, nil)}},
-		{"hello of another version", [][]byte{version}},
-		{"hello to another agent", [][]byte{hello{to: agentID{9}, name: "raw"}.append(nil)}},
 		{"hello without a name", [][]byte{unnamed}},
 		{"hello too long", [][]byte{header(1<<20, byte(frameHello), 0, 0)}},
 		{"two hellos", [][]byte{hi, hi}},
@@ -130,14 +128,59 @@ func TestHostileInitiator(t *testing.T) {
 	}
 }
 
+// TestRefused: who means another agent, or speaks another version, is told so, and that is
+// why it fails.
+func TestRefused(t *testing.T) { overEach(t, transports, testRefused) }
+
+func testRefused(t *testing.T, kind wayKind) {
+	b := kind.agent(t, "b", engine.AgentConfig{})
+	newer := hello{to: b.id, name: "raw"}.append(nil)
+	newer[headerSize+len(helloMagic)]++
+	cases := []struct {
+		name  string
+		hello []byte
+		want  error
+	}{
+		{"version", newer, errVersion},
+		{"agent", hello{to: agentID{9}, name: "raw"}.append(nil), errNotHere},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			before := b.Stats()
+			raw := dialRaw(t, b)
+			raw.send(c.hello)
+			_, body := raw.wantFrame(frameRefused)
+			raw.wantClosed()
+			r, err := parseRefusal(body)
+			wantErr(t, err, c.want)
+			if r.version != protocolVersion {
+				t.Fatalf("refused by version %d", r.version)
+			}
+			eventually(t, "counting", func() bool { return b.Stats().Refused == before.Refused+1 })
+			if after := b.Stats(); after.Dropped != before.Dropped {
+				t.Fatalf("stats %+v, were %+v", after, before)
+			}
+
+			// The initiator's side of it.
+			a := kind.agent(t, "a", engine.AgentConfig{})
+			f := kind.fakeTarget(t, 4096)
+			remote := loadBytes(t, a, f.encode())
+			told := make(chan error, 1)
+			go func() { told <- a.Connect(remote) }()
+			f.accept(t).send(append(appendHeader(nil, frameRefused, 0, 0, refusalSize), body...))
+			wantErr(t, <-told, engine.ErrPeerLost, c.want)
+		})
+	}
+}
+
 // TestBounds: reads and writes outside of what is registered are answered, not done.
 func TestBounds(t *testing.T) {
 	for _, kind := range kinds {
 		t.Run(kind.name, func(t *testing.T) {
 			// The region is the middle third; around it is memory that must not change.
 			const third = 4096
-			mem := kind.make.get(t, 3*third)
-			b := newTestAgent(t, "b", engine.AgentConfig{})
+			mem := kind.get(t, 3*third)
+			b := kind.agent(t, "b", engine.AgentConfig{})
 			reg := engine.Region{Addr: mem.addr() + third, Len: third, FD: mem.fd, Off: third}
 			if err := b.Register(engine.DRAM, []engine.Region{reg}); err != nil {
 				t.Fatal(err)
@@ -168,10 +211,12 @@ func TestBounds(t *testing.T) {
 					t.Fatalf("%v: answer %+v, %v", pt, res, err)
 				}
 			}
-			raw.send(frame(frameMap, 0, 99, nil))
-			_, body := raw.wantFrame(frameRegion)
-			if answer, err := parseRegion(body); err != nil || answer.code != codeNotRegistered {
-				t.Fatalf("answer %+v, %v", answer, err)
+			if !raw.conn.overTCP() {
+				raw.send(frame(frameMap, 0, 99, nil))
+				_, body := raw.wantFrame(frameRegion)
+				if answer, err := parseRegion(body); err != nil || answer.code != codeNotRegistered {
+					t.Fatalf("answer %+v, %v", answer, err)
+				}
 			}
 			raw.send(frame(frameUnmapped, 0, 99, nil))
 			for i, v := range mem.data {
@@ -197,7 +242,9 @@ func TestBounds(t *testing.T) {
 }
 
 // TestHostileTarget: an initiator leaves a target that breaks the protocol.
-func TestHostileTarget(t *testing.T) {
+func TestHostileTarget(t *testing.T) { overEach(t, transports, testHostileTarget) }
+
+func testHostileTarget(t *testing.T, kind wayKind) {
 	const size = 64 << 10
 	welcome := appendWelcome(nil, agentID{1})
 	done := appendResult(nil, frameDone, 9, result{})
@@ -229,8 +276,12 @@ func TestHostileTarget(t *testing.T) {
 		}},
 		{"descriptors nobody asked for", engine.Write, false, func(c *rawConn) {
 			c.send(welcome)
+			if c.conn.overTCP() {
+				c.send(appendHeader(nil, frameHello, 0, 0, 0)) // there are none
+				return
+			}
 			for range maxPendingFDs + 1 {
-				if err := writeFD(c.conn, appendHeader(nil, frameUnmap, 0, 9, 0), 0); err != nil {
+				if err := writeFD(c.conn.unix, appendHeader(nil, frameUnmap, 0, 9, 0), 0); err != nil {
 					c.t.Fatal(err)
 				}
 			}
@@ -250,10 +301,10 @@ func TestHostileTarget(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			a := newTestAgent(t, "a", engine.AgentConfig{})
+			a := kind.agent(t, "a", engine.AgentConfig{})
 			local := foreign(t, size)
 			register(t, a, local)
-			f := newFakeTarget(t, size)
+			f := kind.fakeTarget(t, size)
 			f.regions[0].shared = !c.foreign
 			r := transfer(t, a, engine.Spec{
 				Op: c.op, Remote: loadBytes(t, a, f.encode()), Post: true, HasNotif: true,
@@ -275,8 +326,8 @@ func TestHostileTarget(t *testing.T) {
 // mapped; the bytes go through the connection.
 func TestBadDescriptor(t *testing.T) {
 	const size = 8192
-	small, unsealed, sealed := shared(t, size/2), maker(newUnsealed).get(t, size), shared(t, size)
-	readOnly := maker(newUnsealed).get(t, size)
+	small, unsealed, sealed := shared(t, size/2), unsealedKind.get(t, size), shared(t, size)
+	readOnly := unsealedKind.get(t, size)
 	unix.Munmap(readOnly.data)
 	if _, err := unix.FcntlInt(uintptr(readOnly.fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_WRITE); err != nil {
 		t.Fatal(err)
@@ -330,18 +381,17 @@ func TestBadDescriptor(t *testing.T) {
 			}
 			if c.fd < 0 {
 				raw.send(answer)
-			} else if err := writeFD(raw.conn, answer, c.fd); err != nil {
+			} else if err := writeFD(raw.conn.unix, answer, c.fd); err != nil {
 				t.Fatal(err)
 			}
 			if h, _ := raw.wantFrame(frameUnmapped); h.number != 3 {
 				t.Fatalf("end of grant %d", h.number)
 			}
 			h, body := raw.wantFrame(frameWrite)
-			_, payload, err := parseWrite(body)
-			if err != nil {
+			if _, err := parseWrite(body, raw.frames.left); err != nil {
 				t.Fatal(err)
 			}
-			wantBytes(t, payload, local.data)
+			wantBytes(t, raw.payload(), local.data)
 			if commit, _ := raw.wantFrame(frameCommit); commit.number != h.number {
 				t.Fatal("commit of another transfer")
 			}

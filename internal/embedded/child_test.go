@@ -3,6 +3,7 @@ package embedded
 import (
 	"bufio"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -18,9 +19,14 @@ import (
 	"github.com/nixlkv/nixlkv/internal/engine"
 )
 
-// childEnv names the agent of a child process. A child is this test binary; it obeys one
-// command a line on standard input and answers each with one line.
+// childEnv holds the role of a child process, as JSON. A child is this test binary; it
+// obeys one command a line on standard input and answers each with one line.
 const childEnv = "NIXLKV_EMBEDDED_CHILD"
+
+type childRole struct {
+	Name   string
+	Params map[string]string // of the backend
+}
 
 // child is an agent in another process.
 type child struct {
@@ -30,10 +36,22 @@ type child struct {
 	out *bufio.Reader
 }
 
-func startChild(t testing.TB, name string) *child {
+// child starts a process with an agent of this name.
+func (k wayKind) child(t testing.TB, name string) *child {
 	t.Helper()
-	c := &child{t: t, cmd: exec.Command(os.Args[0])}
-	c.cmd.Env = append(os.Environ(), childEnv+"="+name)
+	return startChild(t, name, k.params)
+}
+
+// startChild starts a process with an agent of this name, behind a command if there is one.
+func startChild(t testing.TB, name string, params map[string]string, behind ...string) *child {
+	t.Helper()
+	role, err := json.Marshal(childRole{name, params})
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := append(behind, os.Args[0])
+	c := &child{t: t, cmd: exec.Command(args[0], args[1:]...)}
+	c.cmd.Env = append(os.Environ(), childEnv+"="+string(role))
 	c.cmd.Stderr = os.Stderr
 	in, err := c.cmd.StdinPipe()
 	if err != nil {
@@ -121,21 +139,32 @@ func (c *child) kill() {
 
 // childAgent is what a child process has.
 type childAgent struct {
-	a      *Agent
-	mem    *memory
+	a   *Agent
+	mem *memory
+	// Commands about a peer are about the one that was chosen last.
+	peers map[string]*childPeer
+	*childPeer
+}
+
+// childPeer is a peer of a child.
+type childPeer struct {
 	remote engine.Remote
 	req    engine.Request
 	stop   chan struct{}
 	loop   chan string
 }
 
-func runChild(name string) error {
-	made, err := New(WithReleaseTimeout(patience)).NewAgent(name, engine.AgentConfig{})
+func runChild(env string) error {
+	var role childRole
+	if err := json.Unmarshal([]byte(env), &role); err != nil {
+		return err
+	}
+	made, err := New(WithReleaseTimeout(patience)).NewAgent(role.Name, engine.AgentConfig{})
 	if err != nil {
 		return err
 	}
-	c := &childAgent{a: made.(*Agent)}
-	if _, err := c.a.CreateBackend("EMBEDDED", nil); err != nil {
+	c := &childAgent{a: made.(*Agent), childPeer: &childPeer{}, peers: map[string]*childPeer{}}
+	if _, err := c.a.CreateBackend("EMBEDDED", role.Params); err != nil {
 		return err
 	}
 	lines := bufio.NewScanner(os.Stdin)
@@ -182,6 +211,18 @@ func (c *childAgent) obey(args []string) (string, error) {
 		return "", c.a.Deregister(engine.DRAM, []engine.Region{c.mem.region()})
 	case "destroy":
 		return "", c.a.Destroy()
+	case "inbound":
+		return fmt.Sprint(c.a.Stats().Inbound), nil
+	case "peer": // name
+		p := c.peers[args[1]]
+		if p == nil {
+			p = &childPeer{}
+			c.peers[args[1]] = p
+		}
+		c.childPeer = p
+		return "", nil
+	case "lost": // waits for the loss of the peer
+		return "", spin("loss of the peer", func() bool { return errors.Is(c.a.CheckRemote(c.remote), engine.ErrPeerLost) })
 	case "load": // metadata
 		md, err := hex.DecodeString(args[1])
 		if err != nil {
@@ -190,35 +231,20 @@ func (c *childAgent) obey(args []string) (string, error) {
 		var name string
 		c.remote, name, err = c.a.LoadRemote(md)
 		return name, err
-	case "write": // address page: all of the memory, once
-		if err := c.request(number(1), int(number(2))); err != nil {
+	case "write", "read": // address page: all of the memory, once
+		op := engine.Write
+		if args[0] == "read" {
+			op = engine.Read
+		}
+		if err := c.request(op, number(1), int(number(2))); err != nil {
 			return "", err
 		}
-		return c.post()
+		return c.post(c.req)
 	case "flood": // address page: over and over, until it fails
-		if err := c.request(number(1), int(number(2))); err != nil {
+		if err := c.request(engine.Write, number(1), int(number(2))); err != nil {
 			return "", err
 		}
-		c.stop, c.loop = make(chan struct{}), make(chan string, 1)
-		first := make(chan struct{})
-		go func() {
-			for n := 0; ; n++ {
-				select {
-				case <-c.stop:
-					c.loop <- "stopped"
-					return
-				default:
-				}
-				if why, err := c.post(); err != nil || why != "" {
-					c.loop <- fmt.Sprint(why, err)
-					return
-				}
-				if n == 0 {
-					close(first)
-				}
-			}
-		}()
-		<-first
+		c.flood(c.childPeer)
 		return "", nil
 	case "ended": // of the flood
 		return <-c.loop, nil
@@ -229,7 +255,32 @@ func (c *childAgent) obey(args []string) (string, error) {
 	return "", fmt.Errorf("no command %q", args)
 }
 
-func (c *childAgent) request(addr uint64, page int) error {
+// flood returns after the first transfer.
+func (c *childAgent) flood(p *childPeer) {
+	p.stop, p.loop = make(chan struct{}), make(chan string, 1)
+	first := make(chan struct{})
+	go func() {
+		for n := 0; ; n++ {
+			select {
+			case <-p.stop:
+				p.loop <- "stopped"
+				return
+			default:
+			}
+			why, err := c.post(p.req)
+			if n == 0 {
+				close(first)
+			}
+			if err != nil || why != "" {
+				p.loop <- fmt.Sprint(why, err)
+				return
+			}
+		}
+	}()
+	<-first
+}
+
+func (c *childAgent) request(op engine.Op, addr uint64, page int) error {
 	var lists [2]engine.List
 	for i, descs := range [][]engine.Desc{c.mem.pages(page), pagesAt(addr, len(c.mem.data), page)} {
 		l, err := c.a.NewList(engine.DRAM)
@@ -243,21 +294,21 @@ func (c *childAgent) request(addr uint64, page int) error {
 	}
 	var err error
 	c.req, _, err = c.a.Create(&engine.Spec{
-		Op: engine.Write, Remote: c.remote, LocalList: lists[0], RemoteList: lists[1],
+		Op: op, Remote: c.remote, LocalList: lists[0], RemoteList: lists[1],
 		NoMerge: true, Notif: []byte("written"), HasNotif: true,
 	})
 	return err
 }
 
 // post gives why the transfer failed, or "".
-func (c *childAgent) post() (string, error) {
-	if _, err := c.a.Post(c.req, nil, false); err != nil {
+func (c *childAgent) post(r engine.Request) (string, error) {
+	if _, err := c.a.Post(r, nil, false); err != nil {
 		return err.Error(), nil
 	}
-	if err := spin("the end of a request", func() bool { return poll(c.a, c.req) != engine.InProgress }); err != nil {
+	if err := spin("the end of a request", func() bool { return poll(c.a, r) != engine.InProgress }); err != nil {
 		return "", err
 	}
-	switch err := c.a.Reason(c.req); {
+	switch err := c.a.Reason(r); {
 	case errors.Is(err, engine.ErrNotRegistered):
 		return "not registered", nil
 	case errors.Is(err, engine.ErrPeerLost):

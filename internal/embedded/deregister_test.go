@@ -14,8 +14,10 @@ import (
 )
 
 // TestDeregisterOwn: memory of a request in progress stays registered.
-func TestDeregisterOwn(t *testing.T) {
-	p := newPair(t, newShared, 4096, WithInbox(1), WithReleaseTimeout(50*time.Millisecond))
+func TestDeregisterOwn(t *testing.T) { overEach(t, transports, testDeregisterOwn) }
+
+func testDeregisterOwn(t *testing.T, kind wayKind) {
+	p := newPair(t, kind, 4096, WithInbox(1), WithReleaseTimeout(50*time.Millisecond))
 	full := bytes.Repeat([]byte("x"), MaxNotification)
 	if err := p.a.Notify(p.remote, full); err != nil {
 		t.Fatal(err)
@@ -106,7 +108,7 @@ func TestDeregisterTwice(t *testing.T) {
 // because another peer does not answer. The writer's transfers fail or succeed, and its
 // connection stays.
 func TestDeregisterInVain(t *testing.T) {
-	p := newPair(t, newShared, 1<<20, WithReleaseTimeout(5*time.Millisecond))
+	p := newPair(t, memfdKind, 1<<20, WithReleaseTimeout(5*time.Millisecond))
 	silent := greet(t, p.b)
 	silent.send(appendHeader(nil, frameMap, 0, 1, 0))
 	silent.wantFrame(frameRegion)
@@ -175,14 +177,17 @@ func resources(t *testing.T) (fds, maps int) {
 
 // TestNothingLeft: after Destroy no goroutine, descriptor or mapping is left, even if the
 // caller left registrations, loaded peers and connections behind.
-func TestNothingLeft(t *testing.T) {
+func TestNothingLeft(t *testing.T) { overEach(t, transports, testNothingLeft) }
+
+func testNothingLeft(t *testing.T, kind wayKind) {
 	// What the runtime keeps once networking was used is not counted.
-	warm := newTestAgent(t, "warm", engine.AgentConfig{})
+	warm := kind.agent(t, "warm", engine.AgentConfig{})
 	if err := warm.Destroy(); err != nil {
 		t.Fatal(err)
 	}
 	const size, page = 1 << 20, 64 << 10
 	mems := []*memory{foreign(t, size), shared(t, size), shared(t, size), foreign(t, size)}
+	before := goleak.IgnoreCurrent() // other tests' and the parent's
 	fds, maps := resources(t)
 	for round := range 3 {
 		var agents []*Agent
@@ -191,7 +196,7 @@ func TestNothingLeft(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := made.CreateBackend("UCX", nil); err != nil {
+			if _, err := made.CreateBackend("UCX", kind.params); err != nil {
 				t.Fatal(err)
 			}
 			agents = append(agents, made.(*Agent))
@@ -249,7 +254,7 @@ func TestNothingLeft(t *testing.T) {
 			t.Fatalf("round %d: %d descriptors and %d mappings, had %d and %d", round, nowFDs, nowMaps, fds, maps)
 		}
 	}
-	if err := goleak.Find(); err != nil {
+	if err := goleak.Find(before); err != nil {
 		t.Fatal(err)
 	}
 }

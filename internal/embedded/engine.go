@@ -1,5 +1,5 @@
-// Package embedded is the engine for machines without NIXL: pure Go, Go to Go, within one
-// host. It keeps NIXL's semantics, so that the same caller runs on both engines.
+// Package embedded is the engine for machines without NIXL: pure Go, Go to Go. It keeps
+// NIXL's semantics, so that the same caller runs on both engines.
 //
 // # How bytes move
 //
@@ -7,11 +7,13 @@
 // target. An initiator opens one connection to each target it uses; a target never opens
 // one. Memory that is backed by a sealed memfd is handed over that connection as a file
 // descriptor; the initiator maps the registered range and copies at the speed of memcpy.
-// All other (foreign) memory goes through the connection, and the target checks bounds
-// and copies. A notification follows the bytes on the same connection and is acknowledged
-// when the target has queued it.
+// All other (foreign) memory goes through the connection, and so does everything over
+// TCP: writev from where the bytes are, readv to where they belong. The target checks bounds
+// against its registrations, and holds a region only while the kernel copies, never while
+// it waits for a peer. A notification follows the bytes on the same connection and is
+// acknowledged when the target has queued it.
 //
-// # The socket
+// # The Unix socket
 //
 // Agents listen on an abstract Unix stream socket with a random name. Abstract, because
 // such a name leaves nothing on disk when a process is killed, needs no writable
@@ -19,6 +21,20 @@
 // but no file system. Such names have no permissions, so both ends compare the other's
 // user id (SO_PEERCRED). A stream, because a frame may be larger than what a socket takes
 // in one packet.
+//
+// # TCP
+//
+// An agent that is told to (ParamListen) listens on a TCP address as well, and its metadata
+// names it. A peer takes it if the agent is on another host or in another network namespace,
+// or if nobody answers on the Unix socket. There are no users to compare: what admits a
+// peer is that it names the agent's id, 128 random bits that only the metadata tells.
+// Nothing is encrypted, so the network has to be trusted, as with RDMA.
+//
+// A peer's end shows at once (its kernel says so). A peer whose host or network is gone says
+// nothing: then the kernel gives up when it has acknowledged nothing for the timeout
+// (ParamTimeout, 10 s), and a second later at most if there is no traffic. A peer that is
+// stopped is not lost as long as it has all that it was sent; one that leaves bytes
+// in the sockets for longer than the timeout is.
 //
 // # What settles, and when
 //
@@ -60,6 +76,7 @@ type config struct {
 	connectTimeout time.Duration
 	inboxBytes     int
 	inlineBytes    uint64
+	strangerWait   time.Duration
 }
 
 // WithWorkers sets how many goroutines of each agent copy memory; below 1 means the
@@ -84,7 +101,7 @@ func WithReleaseTimeout(d time.Duration) Option {
 
 // WithConnectTimeout sets how long Connect, and Notify to a peer that is not connected or
 // takes no more notifications, wait. The default is 5 seconds. Transfers do not time out:
-// one to a peer that is stopped stays in progress.
+// one to a peer that is stopped stays in progress (over TCP see ParamTimeout).
 func WithConnectTimeout(d time.Duration) Option {
 	return func(c *config) {
 		if d > 0 {
@@ -116,6 +133,7 @@ func New(opts ...Option) engine.Engine {
 		connectTimeout: 5 * time.Second,
 		inboxBytes:     64 << 20,
 		inlineBytes:    inlineBytes,
+		strangerWait:   strangerWait,
 	}
 	for _, o := range opts {
 		if o != nil {

@@ -78,17 +78,37 @@ func newForeign(size int) (*memory, error) {
 	return &memory{data: data, fd: -1}, nil
 }
 
-type maker func(int) (*memory, error)
+// wayKind is a way in which a target's memory is reached.
+type wayKind struct {
+	name   string
+	make   func(size int) (*memory, error)
+	params map[string]string // of the backend
+}
 
-// kinds are the ways in which a target's memory is reached.
-var kinds = []struct {
-	name string
-	make maker
-}{{"memfd", newShared}, {"foreign", newForeign}}
+var (
+	memfdKind   = wayKind{"memfd", newShared, nil}
+	foreignKind = wayKind{"foreign", newForeign, nil}
+	tcpKind     = wayKind{"tcp", newShared, map[string]string{ParamListen: "127.0.0.1:0", ParamTransport: "tcp"}}
 
-func (mk maker) get(t testing.TB, size int) *memory {
+	// unsealedKind is memory whose size its owner can change.
+	unsealedKind = wayKind{"unsealed", newUnsealed, nil}
+
+	kinds = []wayKind{memfdKind, foreignKind, tcpKind}
+	// transports are for what is the same for all memory.
+	transports = []wayKind{memfdKind, tcpKind}
+)
+
+// overEach runs a test in several ways.
+func overEach(t *testing.T, ways []wayKind, f func(t *testing.T, kind wayKind)) {
+	for _, kind := range ways {
+		t.Run(kind.name, func(t *testing.T) { f(t, kind) })
+	}
+}
+
+// get makes memory that is freed with the test.
+func (k wayKind) get(t testing.TB, size int) *memory {
 	t.Helper()
-	m, err := mk(size)
+	m, err := k.make(size)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,8 +116,8 @@ func (mk maker) get(t testing.TB, size int) *memory {
 	return m
 }
 
-func shared(t testing.TB, size int) *memory  { t.Helper(); return maker(newShared).get(t, size) }
-func foreign(t testing.TB, size int) *memory { t.Helper(); return maker(newForeign).get(t, size) }
+func shared(t testing.TB, size int) *memory  { t.Helper(); return memfdKind.get(t, size) }
+func foreign(t testing.TB, size int) *memory { t.Helper(); return foreignKind.get(t, size) }
 
 // fill writes bytes that depend on the seed.
 func fill(b []byte, seed uint64) {
@@ -110,15 +130,20 @@ func fill(b []byte, seed uint64) {
 	}
 }
 
-// newTestAgent makes an agent with a backend. It is destroyed before memory made earlier
-// is freed.
+// newTestAgent makes an agent that is not reached over TCP.
 func newTestAgent(t testing.TB, name string, cfg engine.AgentConfig, opts ...Option) *Agent {
+	t.Helper()
+	return memfdKind.agent(t, name, cfg, opts...)
+}
+
+// agent makes an agent with a backend. It is destroyed before memory made earlier is freed.
+func (k wayKind) agent(t testing.TB, name string, cfg engine.AgentConfig, opts ...Option) *Agent {
 	t.Helper()
 	a, err := New(opts...).NewAgent(name, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := a.CreateBackend("UCX", nil); err != nil {
+	if _, err := a.CreateBackend("UCX", k.params); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

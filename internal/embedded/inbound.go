@@ -1,6 +1,7 @@
 package embedded
 
 import (
+	"crypto/subtle"
 	"errors"
 	"fmt"
 	"net"
@@ -13,13 +14,18 @@ const (
 	helloWait  = 30 * time.Second // for who connects to say who it is
 	acceptWait = 50 * time.Millisecond
 	maxReplies = 1024 // not written yet, before reading goes on
+
+	// Anybody can connect over TCP: until they have said which agent they mean, few may be
+	// there, and not for long.
+	maxStrangers = 128
+	strangerWait = 5 * time.Second
 )
 
 // inbound is the target's end of a connection: a peer that may write to and read from
 // this agent's memory. One goroutine reads, one writes (inbound_send.go).
 type inbound struct {
 	a    *Agent
-	conn *net.UnixConn
+	conn *connection
 
 	parked int // bytes of notifications; guarded by the inbox
 
@@ -36,6 +42,7 @@ type inbound struct {
 	// The transfer whose writes come in, and how they went. Of the reading goroutine.
 	transfer uint64
 	outcome  result
+	to       partPlaces // where the bytes of a write go
 }
 
 // grant is the memory of a region in a peer's hands. It is a use of the region.
@@ -46,9 +53,9 @@ type grant struct {
 }
 
 // acceptAll takes connections until the listener is closed.
-func (a *Agent) acceptAll(l *net.UnixListener) {
+func (a *Agent) acceptAll(l net.Listener) {
 	for {
-		conn, err := l.AcceptUnix()
+		conn, err := l.Accept()
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return
@@ -62,25 +69,51 @@ func (a *Agent) acceptAll(l *net.UnixListener) {
 				pause.Stop()
 				return
 			}
-		case sameUser(conn) != nil || !a.serve(conn):
+		case !a.admit(conn):
 			a.stats.refused.Add(1)
-			conn.Close()
 		}
 	}
 }
 
+// admit serves a connection, or closes it and gives false.
+func (a *Agent) admit(c net.Conn) bool {
+	if u, ok := c.(*net.UnixConn); ok && sameUser(u) != nil {
+		c.Close()
+		return false
+	}
+	conn, err := newConnection(c)
+	if err != nil {
+		return false
+	}
+	if conn.overTCP() && conn.giveUpAfter(a.tcp.timeout) != nil {
+		return false
+	}
+	if !a.serve(conn) {
+		conn.Close()
+		return false
+	}
+	return true
+}
+
 // serve starts the goroutines of a connection, unless there are too many.
-func (a *Agent) serve(conn *net.UnixConn) bool {
+func (a *Agent) serve(conn *connection) bool {
 	in := &inbound{
 		a: a, conn: conn,
 		grants:  make(map[uint64]*grant),
 		granted: make(map[*localRegion]*grant),
 	}
 	in.wake.L = &in.mu
+	in.to.a = a
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.destroyed || len(a.inbounds) >= maxInbound {
 		return false
+	}
+	if conn.overTCP() {
+		if a.strangers == maxStrangers {
+			return false
+		}
+		a.strangers++
 	}
 	a.inbounds[in] = struct{}{}
 	a.goroutines.Go(in.run)
@@ -109,15 +142,30 @@ func (in *inbound) stop() {
 // run lives as long as the connection. When it ends, the peer has let go of everything: an
 // initiator closes only after that, and a process that died copies nothing.
 func (in *inbound) run() {
+	frames := newFrameReader(in.conn, in.conn)
+	err := in.greet(frames)
+	if in.conn.overTCP() {
+		in.a.mu.Lock()
+		in.a.strangers--
+		in.a.mu.Unlock()
+	}
 	written := make(chan struct{})
-	go func() {
-		defer close(written)
-		w := inboundWriter{in: in}
-		w.run()
-		in.stop()
-	}()
-	if err := in.read(); errors.Is(err, errProtocol) {
+	if err == nil {
+		go func() {
+			defer close(written)
+			w := inboundWriter{in: in, out: newFrameWriter(in.conn), from: partPlaces{a: in.a}}
+			w.run()
+			in.stop()
+		}()
+		err = in.read(frames)
+	} else {
+		close(written)
+	}
+	switch {
+	case errors.Is(err, errProtocol):
 		in.a.stats.dropped.Add(1)
+	case errors.Is(err, errVersion), errors.Is(err, errNotHere):
+		in.a.stats.refused.Add(1)
 	}
 	in.stop()
 	<-written
@@ -138,27 +186,55 @@ func (in *inbound) run() {
 	in.a.mu.Unlock()
 }
 
-// read handles what the initiator sends.
-func (in *inbound) read() error {
-	if err := in.setReadDeadline(time.Now().Add(helloWait)); err != nil {
+// greet hears who calls. Nothing is done for who does not name this agent by its id, which
+// is a secret that only its metadata tells.
+func (in *inbound) greet(frames *frameReader) error {
+	wait := helloWait
+	if in.conn.overTCP() {
+		wait = in.a.settings.strangerWait
+	}
+	if err := in.setDeadline(time.Now().Add(wait)); err != nil {
 		return err
 	}
-	frames := newFrameReader(in.conn)
-	h, body, err := frames.next()
+	h, err := frames.header()
+	if err != nil {
+		return err
+	}
+	if h.typ != frameHello {
+		return fmt.Errorf("%w: frame of type %d instead of a greeting", errProtocol, h.typ)
+	}
+	body, err := frames.rest(h)
 	if err != nil {
 		return err
 	}
 	greeting, err := parseHello(body)
-	if err != nil || h.typ != frameHello || greeting.to != in.a.id {
-		return fmt.Errorf("%w: not greeted, or another agent was meant", errProtocol)
+	switch {
+	case errors.Is(err, errVersion):
+		in.refuse(refusedVersion)
+		return err
+	case err != nil:
+		return err
+	case subtle.ConstantTimeCompare(greeting.to[:], in.a.id[:]) == 0:
+		in.refuse(refusedAgent)
+		return errNotHere
 	}
-	if err := in.setReadDeadline(time.Time{}); err != nil {
+	if err := in.setDeadline(time.Time{}); err != nil {
 		return err
 	}
 	in.mu.Lock()
 	in.name = greeting.name
 	in.mu.Unlock()
 	in.reply(reply{typ: frameWelcome})
+	return nil
+}
+
+// refuse says why there will be no welcome. The other end may not wait for it.
+func (in *inbound) refuse(reason refusalReason) {
+	in.conn.Write(refusal{version: protocolVersion, reason: reason}.append(nil))
+}
+
+// read handles what the initiator sends.
+func (in *inbound) read(frames *frameReader) error {
 	for {
 		if err := in.waitForRoom(); err != nil {
 			return err
@@ -173,7 +249,7 @@ func (in *inbound) read() error {
 		case frameUnmapped:
 			in.onUnmapped(h.number)
 		case frameWrite:
-			err = in.onWrite(h.number, body)
+			err = in.onWrite(h.number, body, frames)
 		case frameRead:
 			err = in.onRead(h.number, body)
 		case frameCommit:
@@ -189,14 +265,14 @@ func (in *inbound) read() error {
 
 var errStopped = errors.New("connection is being closed")
 
-// setReadDeadline leaves the deadline of stop alone.
-func (in *inbound) setReadDeadline(t time.Time) error {
+// setDeadline leaves the deadline of stop alone.
+func (in *inbound) setDeadline(t time.Time) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.stopped {
 		return errStopped
 	}
-	return in.conn.SetReadDeadline(t)
+	return in.conn.SetDeadline(t)
 }
 
 // waitForRoom bounds what waits to be written: an initiator that asks and does not read
@@ -216,6 +292,9 @@ func (in *inbound) waitForRoom() error {
 // onMap grants a region's memory to the peer.
 func (in *inbound) onMap(id uint64) error {
 	reg := in.a.region(id)
+	if in.conn.overTCP() {
+		return fmt.Errorf("%w: memory asked for over TCP", errProtocol)
+	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	answer := reply{typ: frameRegion, number: id, result: result{code: codeNotRegistered}}
@@ -272,42 +351,22 @@ func (in *inbound) holds(reg *localRegion) (name string, ok bool) {
 	return in.name, in.granted[reg] != nil
 }
 
-// onWrite copies bytes into this agent's memory.
-func (in *inbound) onWrite(number uint64, body []byte) error {
-	table, payload, err := parseWrite(body)
+// onWrite reads bytes into this agent's memory.
+func (in *inbound) onWrite(number uint64, body []byte, frames *frameReader) error {
+	table, err := parseWrite(body, frames.left)
 	if err != nil {
 		return err
 	}
 	if number != in.transfer {
 		in.transfer, in.outcome = number, result{}
 	}
-	for i := range table.len() {
-		if in.outcome.code != codeOK {
-			break
-		}
-		pt := table.at(i)
-		in.outcome = in.a.withPart(pt, func(mem []byte) { copy(mem, payload) })
-		payload = payload[pt.n:]
+	in.to.start(table)
+	in.to.outcome = in.outcome // nothing more is written of a transfer that went wrong
+	if err := frames.receive(&in.to); err != nil {
+		return err
 	}
+	in.outcome = in.to.finish()
 	return nil
-}
-
-// withPart runs f on the memory of a part, if it is registered; until f returns it cannot
-// be deregistered.
-func (a *Agent) withPart(pt part, f func(mem []byte)) result {
-	reg := a.region(pt.region)
-	if reg == nil || !reg.uses.acquire() {
-		return result{codeNotRegistered, pt}
-	}
-	defer reg.uses.release()
-	addr, ok := reg.contains(pt.off, pt.n)
-	if !ok {
-		return result{codeNotRegistered, pt}
-	}
-	if guardFaults(func() { f(memoryAt(addr, pt.n)) }) != nil {
-		return result{codeFault, pt}
-	}
-	return result{}
 }
 
 // onRead hands the writer a read.

@@ -43,8 +43,9 @@ func (in *inbound) replyLocked(r reply) {
 // inboundWriter writes everything that goes to the initiator.
 type inboundWriter struct {
 	in   *inbound
-	buf  []byte
+	out  *frameWriter
 	take []reply
+	from partPlaces // where the bytes of a read come from
 }
 
 // run ends when the connection does.
@@ -78,9 +79,9 @@ func (w *inboundWriter) next() bool {
 			in.wake.Broadcast() // there is room
 			return true
 		}
-		if len(w.buf) > 0 {
+		if len(w.out.buf) > 0 {
 			in.mu.Unlock()
-			err := w.flush()
+			err := w.out.flush()
 			in.mu.Lock()
 			if err != nil {
 				return false
@@ -91,87 +92,61 @@ func (w *inboundWriter) next() bool {
 	}
 }
 
-func (w *inboundWriter) flush() error {
-	if len(w.buf) == 0 {
-		return nil
-	}
-	_, err := w.in.conn.Write(w.buf)
-	w.buf = w.buf[:0]
-	return err
-}
-
-func (w *inboundWriter) flushIfMuch() error {
-	if len(w.buf) < flushBytes {
-		return nil
-	}
-	return w.flush()
-}
-
 func (w *inboundWriter) write(r reply) error {
 	switch r.typ {
 	case frameWelcome:
-		w.buf = appendWelcome(w.buf, w.in.a.id)
+		w.out.buf = appendWelcome(w.out.buf, w.in.a.id)
 	case frameRegion:
 		return w.writeRegion(r)
 	case frameUnmap:
-		w.buf = appendHeader(w.buf, frameUnmap, 0, r.number, 0)
+		w.out.buf = appendHeader(w.out.buf, frameUnmap, 0, r.number, 0)
 	case frameReadDone:
 		return w.writeRead(r)
 	case frameDone:
-		w.buf = appendResult(w.buf, frameDone, r.number, r.result)
+		w.out.buf = appendResult(w.out.buf, frameDone, r.number, r.result)
 	}
-	return w.flushIfMuch()
+	return w.out.flushIfMuch()
 }
 
 // writeRegion answers a map, with the region's descriptor if it is granted.
 func (w *inboundWriter) writeRegion(r reply) error {
 	answer := regionAnswer{code: r.result.code}
 	if r.region == nil {
-		w.buf = answer.append(w.buf, r.number)
-		return w.flushIfMuch()
+		w.out.buf = answer.append(w.out.buf, r.number)
+		return w.out.flushIfMuch()
 	}
-	if err := w.flush(); err != nil {
+	if err := w.out.flush(); err != nil {
 		return err
 	}
 	answer.grant, answer.off = r.grant, r.region.off
 	answer.dev, answer.inode = r.region.dev, r.region.inode
-	w.buf = answer.append(w.buf, r.number)
-	err := writeFD(w.in.conn, w.buf, r.region.fd)
+	w.out.buf = answer.append(w.out.buf, r.number)
+	err := writeFD(w.in.conn.unix, w.out.buf, r.region.fd)
 	if errors.Is(err, unix.ETOOMANYREFS) {
 		// Too many descriptors of this user are on their way. Without one, the peer will
 		// go through the connection.
-		return w.flush()
+		return w.out.flush()
 	}
-	w.buf = w.buf[:0]
+	w.out.clear()
 	return err
 }
 
-// writeRead sends the bytes of a read, as far as they are registered.
+// writeRead sends the bytes of a read, if all of them are registered.
 func (w *inboundWriter) writeRead(r reply) error {
-	var outcome result
-	for i := range r.table.len() {
-		pt := r.table.at(i)
-		for pt.n > 0 && outcome.code == codeOK {
-			piece := pt
-			piece.n = min(pt.n, maxPayload)
-			start := len(w.buf)
-			w.buf = appendHeader(w.buf, frameData, 0, r.number, int(piece.n))
-			outcome = w.in.a.withPart(piece, func(mem []byte) { w.buf = append(w.buf, mem...) })
-			if outcome.code != codeOK {
-				w.buf = w.buf[:start]
-				break
-			}
-			if err := w.flushIfMuch(); err != nil {
-				return err
-			}
-			pt.off += piece.n
-			pt.n -= piece.n
+	w.from.start(r.table)
+	left := w.from.check()
+	for left > 0 && w.from.outcome.code == codeOK {
+		n := min(left, maxPayload)
+		w.out.buf = appendHeader(w.out.buf, frameData, 0, r.number, int(n))
+		if err := w.out.payload(&w.from, n); err != nil {
+			return err
 		}
+		left -= n
 	}
 	// Before the answer, because the next read may follow it at once.
 	w.in.mu.Lock()
 	w.in.reading = false
 	w.in.mu.Unlock()
-	w.buf = appendResult(w.buf, frameReadDone, r.number, outcome)
-	return w.flushIfMuch()
+	w.out.buf = appendResult(w.out.buf, frameReadDone, r.number, w.from.outcome)
+	return w.out.flushIfMuch()
 }

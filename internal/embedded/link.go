@@ -4,12 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
+	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/nixlkv/nixlkv/internal/engine"
 )
+
+// welcomeWait bounds, over TCP, the wait for the welcome: until then nothing says that an
+// agent is there, and one that is stopped can answer later.
+const welcomeWait = 30 * time.Second
 
 // maxControl bounds the answers to a target that asks for more than it ever gave.
 const maxControl = 2 * MaxRegions
@@ -75,7 +80,7 @@ func (p *peer) lost(cause error) error {
 
 // run lives as long as the connection.
 func (p *peer) run(ctx context.Context) {
-	conn, err := dial(ctx, p.address)
+	conn, err := p.a.dial(ctx, p.to)
 	if err == nil {
 		err = p.converse(conn)
 	}
@@ -85,10 +90,14 @@ func (p *peer) run(ctx context.Context) {
 }
 
 // converse reads and writes until either fails, and returns when both have stopped.
-func (p *peer) converse(conn *net.UnixConn) error {
+func (p *peer) converse(conn *connection) error {
 	p.mu.Lock()
 	p.conn = conn
 	err := p.err
+	if err == nil && conn.overTCP() {
+		// What else may listen there need not know when to give up.
+		err = conn.SetReadDeadline(time.Now().Add(welcomeWait))
+	}
 	p.mu.Unlock()
 	if err != nil {
 		return err
@@ -96,7 +105,7 @@ func (p *peer) converse(conn *net.UnixConn) error {
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
-		w := linkWriter{p: p, conn: conn}
+		w := linkWriter{p: p, out: newFrameWriter(conn)}
 		p.fail(p.lost(w.run()))
 	}()
 	err = p.read(conn)
@@ -110,7 +119,7 @@ func (p *peer) converse(conn *net.UnixConn) error {
 
 // cleanUp lets the peer's memory go, then closes the connection, then ends the requests
 // that nobody else ends. Nothing is added to the queues any more, because err is set.
-func (p *peer) cleanUp(conn *net.UnixConn) {
+func (p *peer) cleanUp(conn *connection) {
 	p.mu.Lock()
 	var mappings []*mapping
 	for _, m := range p.mappings {
@@ -122,9 +131,6 @@ func (p *peer) cleanUp(conn *net.UnixConn) {
 		m.revoke()
 	}
 	p.mapped.Wait()
-	if conn != nil {
-		conn.Close()
-	}
 
 	p.mu.Lock()
 	left := p.waiting
@@ -141,30 +147,46 @@ func (p *peer) cleanUp(conn *net.UnixConn) {
 		left = append(left, o.r)
 	}
 	left = append(left, p.sending, p.reading)
+	left = slices.DeleteFunc(left, func(r *request) bool { return r == nil }) // of bare notifications
 	p.waiting, p.asked, p.awaiting, p.sending, p.reading = nil, nil, nil, nil, nil
 	err := p.err
 	p.mu.Unlock()
+	switch {
+	case conn == nil:
+	case len(left) > 0:
+		conn.abort()
+	default:
+		conn.Close()
+	}
 	for _, r := range left {
-		if r != nil { // a bare notification has none
-			r.settle(err)
-		}
+		r.settle(err)
 	}
 }
 
 // read handles what the target sends.
-func (p *peer) read(conn *net.UnixConn) error {
-	fds := newFDReader(conn)
-	defer fds.close()
-	frames := newFrameReader(fds)
+func (p *peer) read(conn *connection) error {
+	var fds *fdReader
+	frames := newFrameReader(conn, conn)
+	if !conn.overTCP() {
+		fds = newFDReader(conn.unix)
+		defer fds.close()
+		frames = newFrameReader(fds, conn)
+	}
 	h, body, err := frames.next()
 	if err != nil {
+		return err
+	}
+	if h.typ == frameRefused {
+		_, err := parseRefusal(body)
 		return err
 	}
 	id, err := parseWelcome(body)
 	if err != nil || h.typ != frameWelcome || id != p.id {
 		return fmt.Errorf("%w: not welcomed by the agent that was meant", errProtocol)
 	}
-	p.welcome()
+	if err := p.welcome(); err != nil {
+		return err
+	}
 	for {
 		h, body, err := frames.next()
 		if err != nil {
@@ -176,7 +198,7 @@ func (p *peer) read(conn *net.UnixConn) error {
 		case frameUnmap:
 			err = p.onUnmap(h.number)
 		case frameData:
-			err = p.onData(h.number, body)
+			err = p.onData(h.number, frames)
 		case frameReadDone:
 			err = p.onReadDone(h.number, body)
 		case frameDone:
@@ -190,8 +212,17 @@ func (p *peer) read(conn *net.UnixConn) error {
 	}
 }
 
-func (p *peer) welcome() {
+// welcome lets the requests go that waited for it.
+func (p *peer) welcome() error {
 	p.mu.Lock()
+	if p.err != nil {
+		defer p.mu.Unlock()
+		return p.err
+	}
+	if err := p.conn.SetReadDeadline(time.Time{}); err != nil {
+		p.mu.Unlock()
+		return err
+	}
 	p.ready = true
 	waiting := p.waiting
 	p.waiting = nil
@@ -206,6 +237,7 @@ func (p *peer) welcome() {
 	for _, r := range launch {
 		r.launch(false)
 	}
+	return nil
 }
 
 // admitLocked asks for the memory that a request needs and that is not mapped yet. It
@@ -219,7 +251,7 @@ func (p *peer) admitLocked(r *request) bool {
 		reg := r.regions[pos]
 		switch reg.way() {
 		case routeUnknown:
-			if !reg.shared {
+			if !reg.shared || p.conn.overTCP() {
 				reg.setRoute(routeSocket)
 				continue
 			}
@@ -364,28 +396,22 @@ func (p *peer) onUnmap(grant uint64) error {
 }
 
 // onData puts bytes of a read where they belong.
-func (p *peer) onData(number uint64, payload []byte) error {
+func (p *peer) onData(number uint64, frames *frameReader) error {
+	n := frames.left
 	p.mu.Lock()
 	r := p.reading
-	ok := r != nil && r.readNumber == number && uint64(len(payload)) <= r.expected
+	ok := r != nil && r.readNumber == number && n <= r.expected
 	if ok {
-		r.expected -= uint64(len(payload))
+		r.expected -= n
 	}
 	p.mu.Unlock()
 	if !ok {
-		return fmt.Errorf("%w: %d bytes of a read that were not asked for", errProtocol, len(payload))
+		return fmt.Errorf("%w: %d bytes of a read that were not asked for", errProtocol, n)
 	}
-	err := guardFaults(func() {
-		for len(payload) > 0 {
-			part, _ := r.nextSocket(&r.at, uint64(len(payload)))
-			n := copy(memoryAt(part.local, part.n), payload)
-			payload = payload[n:]
-		}
-	})
-	if err != nil {
-		r.failWith(fmt.Errorf("read from peer %q: local %w: %w", p.name, err, engine.ErrBackend))
-	}
-	return nil
+	to := itemPlaces{r: r, at: r.at}
+	err := frames.receive(&to)
+	r.at = to.at
+	return err
 }
 
 // onReadDone asks for more of the request, or ends it.

@@ -3,7 +3,6 @@ package embedded
 import (
 	"encoding/binary"
 	"fmt"
-	"net"
 	"slices"
 	"time"
 
@@ -11,8 +10,6 @@ import (
 )
 
 const (
-	// flushBytes is how much is gathered before it is written.
-	flushBytes = 256 << 10
 	// maxQueued bounds the notifications without a transfer that a peer has not
 	// acknowledged, in bytes with their cost.
 	maxQueued = 4 << 20
@@ -130,8 +127,7 @@ func checkNotification(msg []byte) error {
 // linkWriter writes everything that goes to the target. Small frames are gathered.
 type linkWriter struct {
 	p     *peer
-	conn  *net.UnixConn
-	buf   []byte
+	out   *frameWriter
 	batch [maxParts]item
 }
 
@@ -145,7 +141,7 @@ type work struct {
 func (j work) none() bool { return j.number == 0 && !j.read }
 
 func (w *linkWriter) run() error {
-	w.buf = hello{from: w.p.a.id, to: w.p.id, name: w.p.a.name}.append(w.buf)
+	w.out.buf = hello{from: w.p.a.id, to: w.p.id, name: w.p.a.name}.append(w.out.buf)
 	for {
 		job, err := w.next()
 		if err != nil {
@@ -159,8 +155,8 @@ func (w *linkWriter) run() error {
 				return err
 			}
 		}
-		if job.none() || len(w.buf) >= flushBytes {
-			if err := w.flush(); err != nil {
+		if job.none() || len(w.out.buf) >= flushBytes {
+			if err := w.out.flush(); err != nil {
 				return err
 			}
 		}
@@ -193,7 +189,7 @@ func (w *linkWriter) next() (work, error) {
 			job.number = p.transfers
 			p.sending = job.send.r
 		}
-		if !job.none() || len(w.buf) > 0 {
+		if !job.none() || len(w.out.buf) > 0 {
 			return job, nil
 		}
 		p.wake.Wait()
@@ -202,18 +198,9 @@ func (w *linkWriter) next() (work, error) {
 
 func (w *linkWriter) takeControlLocked() {
 	for _, c := range w.p.control {
-		w.buf = appendHeader(w.buf, c.typ, 0, c.number, 0)
+		w.out.buf = appendHeader(w.out.buf, c.typ, 0, c.number, 0)
 	}
 	w.p.control = w.p.control[:0]
-}
-
-func (w *linkWriter) flush() error {
-	if len(w.buf) == 0 {
-		return nil
-	}
-	_, err := w.conn.Write(w.buf)
-	w.buf = w.buf[:0]
-	return err
 }
 
 // send writes the foreign part of a transfer, if it has one, and the frame that ends it.
@@ -236,8 +223,8 @@ func (w *linkWriter) send(number uint64, o outgoing) error {
 	if o.cost > 0 {
 		flags = flagNotification
 	}
-	w.buf = appendHeader(w.buf, frameCommit, flags, number, len(o.msg))
-	w.buf = append(w.buf, o.msg...)
+	w.out.buf = appendHeader(w.out.buf, frameCommit, flags, number, len(o.msg))
+	w.out.buf = append(w.out.buf, o.msg...)
 	// The request is not touched from here on: its answer may come with the next flush.
 	p.mu.Lock()
 	p.sending = nil
@@ -248,8 +235,9 @@ func (w *linkWriter) send(number uint64, o outgoing) error {
 
 // writeForeign writes the items that go through the connection, as many to a frame as fit.
 func (w *linkWriter) writeForeign(number uint64, r *request) error {
-	var at cursor
+	from := itemPlaces{r: r}
 	for r.failed() == nil {
+		at := from.at
 		n, total := 0, uint64(0)
 		for n < maxParts && total < maxPayload {
 			part, ok := r.nextSocket(&at, maxPayload-total)
@@ -263,28 +251,17 @@ func (w *linkWriter) writeForeign(number uint64, r *request) error {
 		if n == 0 {
 			return nil
 		}
-		w.buf = appendHeader(w.buf, frameWrite, 0, number, 4+n*partSize+int(total))
-		w.buf = r.appendParts(w.buf, w.batch[:n])
-		err := guardFaults(func() {
-			for _, part := range w.batch[:n] {
-				w.buf = append(w.buf, memoryAt(part.local, part.n)...)
-				total -= part.n
-			}
-		})
-		if err != nil {
-			// The frame is promised in full. Its bytes are of no use: no commit follows.
-			w.buf = append(w.buf, make([]byte, total)...)
-			r.failWith(fmt.Errorf("write to peer %q: local %w: %w", w.p.name, err, engine.ErrBackend))
+		w.out.buf = appendHeader(w.out.buf, frameWrite, 0, number, 4+n*partSize+int(total))
+		w.out.buf = r.appendParts(w.out.buf, w.batch[:n])
+		// If the memory cannot be read, zeros follow, which are of no use: the request fails,
+		// and no commit follows.
+		if err := w.out.payload(&from, total); err != nil {
+			return err
 		}
-		if len(w.buf) >= flushBytes {
-			if err := w.flush(); err != nil {
-				return err
-			}
-			// What else the target waits for need not wait for a long transfer.
-			w.p.mu.Lock()
-			w.takeControlLocked()
-			w.p.mu.Unlock()
-		}
+		// What else the target waits for need not wait for a long transfer.
+		w.p.mu.Lock()
+		w.takeControlLocked()
+		w.p.mu.Unlock()
 	}
 	return nil
 }
@@ -312,8 +289,8 @@ func (w *linkWriter) askRead() {
 		r.readEnded()
 		return
 	}
-	w.buf = appendHeader(w.buf, frameRead, 0, r.readNumber, 4+n*partSize)
-	w.buf = r.appendParts(w.buf, w.batch[:n])
+	w.out.buf = appendHeader(w.out.buf, frameRead, 0, r.readNumber, 4+n*partSize)
+	w.out.buf = r.appendParts(w.out.buf, w.batch[:n])
 	p.mu.Unlock()
 }
 

@@ -44,7 +44,7 @@ func (s *scripted) grant(t *testing.T, number uint64) {
 		t.Fatal(err)
 	}
 	answer := regionAnswer{code: codeOK, grant: number, dev: uint64(st.Dev), inode: st.Ino}.append(nil, 5)
-	if err := writeFD(s.raw.conn, answer, s.mem.fd); err != nil {
+	if err := writeFD(s.raw.conn.unix, answer, s.mem.fd); err != nil {
 		t.Fatal(err)
 	}
 }

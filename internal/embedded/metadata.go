@@ -19,7 +19,9 @@ import (
 //	uint64   network namespace: device
 //	uint64   network namespace: inode
 //	uint16   length of the name, the name
-//	uint16   length of the socket's address, the address
+//	uint16   length of the Unix socket's address, the address
+//	uint8    number of TCP addresses, then of each, in the order in which to try them
+//	    uint16 length of host:port, host:port
 //	uint32   number of regions, then of each, ids ascending
 //	    uint64 id, never used again by this agent
 //	    uint64 address
@@ -29,7 +31,7 @@ import (
 //	    uint32 flags: 1 a descriptor of the memory can be had
 const (
 	metadataMagic   = "\x89nkvEMB\n"
-	metadataVersion = 1
+	metadataVersion = 2
 
 	flagShared = 1
 
@@ -52,6 +54,7 @@ type metadata struct {
 	host    hostID
 	name    string
 	address string
+	tcp     []string
 	regions []regionInfo
 }
 
@@ -79,6 +82,11 @@ func (m *metadata) encode() []byte {
 	b = append(b, m.name...)
 	b = le.AppendUint16(b, uint16(len(m.address)))
 	b = append(b, m.address...)
+	b = append(b, uint8(len(m.tcp)))
+	for _, s := range m.tcp {
+		b = le.AppendUint16(b, uint16(len(s)))
+		b = append(b, s...)
+	}
 	b = le.AppendUint32(b, uint32(len(m.regions)))
 	for _, r := range m.regions {
 		var flags uint32
@@ -112,6 +120,9 @@ func parseMetadata(b []byte) (*metadata, error) {
 	m.host.netInode = d.u64()
 	m.name = string(d.bytes(int(d.u16())))
 	m.address = string(d.bytes(int(d.u16())))
+	if err := m.parseTCP(&d); err != nil {
+		return nil, err
+	}
 	count := d.u32()
 	switch {
 	case d.short:
@@ -143,6 +154,24 @@ func parseMetadata(b []byte) (*metadata, error) {
 	return m, nil
 }
 
+func (m *metadata) parseTCP(d *decoder) error {
+	n := d.u8()
+	if n > maxTCPAddresses {
+		return fmt.Errorf("%w: %d TCP addresses", errBadMetadata, n)
+	}
+	for range n {
+		s := string(d.bytes(int(d.u16())))
+		if d.short {
+			return nil // found out by the caller
+		}
+		if err := checkTCPAddress(s); err != nil {
+			return fmt.Errorf("%w: %w", errBadMetadata, err)
+		}
+		m.tcp = append(m.tcp, s)
+	}
+	return nil
+}
+
 // validRange says whether n bytes from addr can be a region: not empty, not at the null
 // address, and with an end that an int64 can hold.
 func validRange(addr, n uint64) bool {
@@ -164,6 +193,13 @@ func (d *decoder) bytes(n int) []byte {
 	b := d.rest[:n:n]
 	d.rest = d.rest[n:]
 	return b
+}
+
+func (d *decoder) u8() uint8 {
+	if b := d.bytes(1); b != nil {
+		return b[0]
+	}
+	return 0
 }
 
 func (d *decoder) u16() uint16 {

@@ -11,8 +11,10 @@ import (
 	"github.com/nixlkv/nixlkv/internal/engine"
 )
 
-func TestNotify(t *testing.T) {
-	a, b := newTestAgent(t, "a\x00\xff", engine.AgentConfig{}), newTestAgent(t, "b", engine.AgentConfig{})
+func TestNotify(t *testing.T) { overEach(t, transports, testNotify) }
+
+func testNotify(t *testing.T, kind wayKind) {
+	a, b := kind.agent(t, "a\x00\xff", engine.AgentConfig{}), kind.agent(t, "b", engine.AgentConfig{})
 	remote := load(t, a, b)
 	if err := a.Connect(remote); err != nil {
 		t.Fatal(err)
@@ -38,11 +40,11 @@ func TestBackPressure(t *testing.T) {
 	for _, kind := range kinds {
 		t.Run(kind.name, func(t *testing.T) {
 			const size, count = 4096, 24
-			local, mem := foreign(t, size), kind.make.get(t, size)
-			a := newTestAgent(t, "a", engine.AgentConfig{}, WithConnectTimeout(50*time.Millisecond))
-			b := newTestAgent(t, "b", engine.AgentConfig{}, WithInbox(1))
+			local, mem := foreign(t, size), kind.get(t, size)
+			a := kind.agent(t, "a", engine.AgentConfig{}, WithConnectTimeout(50*time.Millisecond))
+			b := kind.agent(t, "b", engine.AgentConfig{}, WithInbox(1))
 			register(t, a, local)
-			other := kind.make.get(t, size)
+			other := kind.get(t, size)
 			register(t, b, mem, other)
 			remote := load(t, a, b)
 			toOther := transfer(t, a, engine.Spec{
@@ -115,9 +117,11 @@ func TestBackPressure(t *testing.T) {
 
 // TestParkedOfTheDead: what a sender that is gone had not got in is dropped, and room for
 // others.
-func TestParkedOfTheDead(t *testing.T) {
-	b := newTestAgent(t, "b", engine.AgentConfig{}, WithInbox(1))
-	dead, other := newTestAgent(t, "dead", engine.AgentConfig{}), newTestAgent(t, "other", engine.AgentConfig{})
+func TestParkedOfTheDead(t *testing.T) { overEach(t, transports, testParkedOfTheDead) }
+
+func testParkedOfTheDead(t *testing.T, kind wayKind) {
+	b := kind.agent(t, "b", engine.AgentConfig{}, WithInbox(1))
+	dead, other := kind.agent(t, "dead", engine.AgentConfig{}), kind.agent(t, "other", engine.AgentConfig{})
 	fromDead, fromOther := load(t, dead, b), load(t, other, b)
 	full := make([]byte, MaxNotification)
 	for range 3 {
@@ -146,15 +150,16 @@ func TestParkedOfTheDead(t *testing.T) {
 
 // TestManyPeers has several initiators, goroutines and requests at one target at once.
 func TestManyPeers(t *testing.T) {
-	const size, page, peers, rounds = 1 << 20, 16 << 10, 4, 10
-	b := newTestAgent(t, "b", engine.AgentConfig{})
+	const size, page, peers, rounds = 1 << 20, 16 << 10, 6, 10
+	b := tcpKind.agent(t, "b", engine.AgentConfig{})
 	var wg sync.WaitGroup
 	var names []string
 	for i := range peers {
 		name := fmt.Sprintf("peer %d", i)
 		names = append(names, name)
-		a := newTestAgent(t, name, engine.AgentConfig{})
-		local, mem := foreign(t, size), kinds[i%2].make.get(t, size)
+		kind := kinds[i%len(kinds)]
+		local, mem := foreign(t, size), kind.get(t, size)
+		a := kind.agent(t, name, engine.AgentConfig{})
 		register(t, a, local)
 		register(t, b, mem)
 		remote := load(t, a, b)
@@ -200,8 +205,10 @@ func TestManyPeers(t *testing.T) {
 }
 
 // TestPostInProgress: a request that is not over can be neither posted nor released.
-func TestPostInProgress(t *testing.T) {
-	p := newPair(t, newShared, 4096, WithInbox(1))
+func TestPostInProgress(t *testing.T) { overEach(t, transports, testPostInProgress) }
+
+func testPostInProgress(t *testing.T, kind wayKind) {
+	p := newPair(t, kind, 4096, WithInbox(1))
 	full := bytes.Repeat([]byte("x"), MaxNotification)
 	if err := p.a.Notify(p.remote, full); err != nil {
 		t.Fatal(err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,10 +16,10 @@ import (
 // to that agent: one goroutine connects, reads and in the end cleans up (link.go), one
 // writes (link_send.go).
 type peer struct {
-	a       *Agent
-	name    string
-	id      agentID
-	address string
+	a    *Agent
+	name string
+	id   agentID
+	to   addresses
 
 	index atomic.Pointer[spanIndex[*remoteRegion]]
 	down  atomic.Bool // err is set: whoever copies stops at the next piece
@@ -38,7 +37,7 @@ type peer struct {
 	regions map[uint64]*remoteRegion
 	started bool
 	cancel  context.CancelFunc // of dialling
-	conn    *net.UnixConn
+	conn    *connection
 	ready   bool // welcomed
 
 	asked    map[uint64]*remoteRegion // by id; a map frame is on its way
@@ -60,9 +59,9 @@ type peer struct {
 	room   chan struct{} // if Notify waits: closed when queued shrinks or err is set
 }
 
-// ErrOtherHost: metadata of an agent that this engine cannot reach. It wraps
-// engine.ErrUnsupported.
-var ErrOtherHost = fmt.Errorf("this engine reaches only agents on its own host: %w", engine.ErrUnsupported)
+// ErrOtherHost: metadata of an agent that cannot be reached, because it is on another host
+// and one of the two does without TCP. It wraps engine.ErrUnsupported.
+var ErrOtherHost = fmt.Errorf("there is no way to it: %w", engine.ErrUnsupported)
 
 var errInvalidated = fmt.Errorf("metadata was invalidated: %w", engine.ErrNotFound)
 
@@ -88,9 +87,6 @@ func (a *Agent) LoadRemote(b []byte) (engine.Remote, string, error) {
 	case m.name == a.name:
 		return 0, "", fmt.Errorf("embedded: load metadata: %q is this agent's own name: %w", m.name, engine.ErrInvalidParam)
 	}
-	if why := a.host.differs(m.host); why != "" {
-		return 0, "", fmt.Errorf("embedded: load metadata of %q: %s: %w: %w", m.name, why, ErrOtherHost, engine.ErrInvalidParam)
-	}
 	p, replaced, err := a.loadPeer(m)
 	if replaced != nil {
 		replaced.fail(fmt.Errorf("peer %q was replaced by a later agent of its name: %w: %w", m.name, engine.ErrPeerLost, engine.ErrBackend))
@@ -112,13 +108,17 @@ func (a *Agent) loadPeer(m *metadata) (p, replaced *peer, err error) {
 	if err := a.usable(); err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", err, engine.ErrBackend)
 	}
+	to, err := a.reach(m)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", err, engine.ErrInvalidParam)
+	}
 	p = a.peers[m.name]
 	if p != nil && p.id == m.id && p.update(m) {
 		return p, nil, nil
 	}
 	replaced = p
 	p = &peer{
-		a: a, name: m.name, id: m.id, address: m.address,
+		a: a, name: m.name, id: m.id, to: to,
 		welcomed: make(chan struct{}),
 		done:     make(chan struct{}),
 		regions:  make(map[uint64]*remoteRegion),
@@ -283,6 +283,11 @@ func (a *Agent) FreeRemote(h engine.Remote) {
 		*p = nil
 		a.remotes.release(uintptr(h))
 	}
+}
+
+// Self implements engine.Agent. There is no storage here.
+func (*Agent) Self() (engine.Remote, error) {
+	return 0, fmt.Errorf("embedded: an agent cannot be its own peer, and storage needs NIXL: %w", engine.ErrUnsupported)
 }
 
 // forget takes a peer that cannot be used out of those that are loaded.

@@ -53,15 +53,17 @@ func TestLoadErrors(t *testing.T) {
 
 // TestNobodyThere: metadata of an agent that is gone loads, as with NIXL, and shows at
 // the first use.
-func TestNobodyThere(t *testing.T) {
-	a := newTestAgent(t, "a", engine.AgentConfig{})
+func TestNobodyThere(t *testing.T) { overEach(t, transports, testNobodyThere) }
+
+func testNobodyThere(t *testing.T, kind wayKind) {
+	a := kind.agent(t, "a", engine.AgentConfig{})
 	local := foreign(t, 4096)
 	register(t, a, local)
 	gone, err := New().NewAgent("b", engine.AgentConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := gone.CreateBackend("UCX", nil); err != nil {
+	if _, err := gone.CreateBackend("UCX", kind.params); err != nil {
 		t.Fatal(err)
 	}
 	mem := shared(t, 4096)
@@ -95,7 +97,7 @@ func TestNobodyThere(t *testing.T) {
 func TestReload(t *testing.T) {
 	for _, kind := range kinds {
 		t.Run(kind.name, func(t *testing.T) {
-			p := newPair(t, kind.make, 4096)
+			p := newPair(t, kind, 4096)
 			stale, err := p.b.LocalMetadata()
 			if err != nil {
 				t.Fatal(err)
@@ -105,7 +107,7 @@ func TestReload(t *testing.T) {
 			old := transfer(t, p.a, first)
 			mustSucceed(t, p.a, old)
 
-			later := kind.make.get(t, 4096)
+			later := kind.get(t, 4096)
 			register(t, p.b, later)
 			second := first
 			second.RemoteList = newList(t, p.a, later.pages(4096)...)
@@ -148,7 +150,7 @@ func TestReload(t *testing.T) {
 // TestReloadUnmaps: newer metadata without a region makes the initiator let it go by
 // itself.
 func TestReloadUnmaps(t *testing.T) {
-	p := newPair(t, newShared, 4096)
+	p := newPair(t, memfdKind, 4096)
 	spec := p.spec(t, engine.Write, 4096)
 	spec.Post = true
 	r := transfer(t, p.a, spec)
@@ -175,7 +177,7 @@ func TestReloadUnmaps(t *testing.T) {
 func TestInvalidate(t *testing.T) {
 	for _, kind := range kinds {
 		t.Run(kind.name, func(t *testing.T) {
-			p := newPair(t, kind.make, 16<<20)
+			p := newPair(t, kind, 16<<20)
 			spec := p.spec(t, engine.Write, 4096)
 			spec.NoMerge, spec.Post = true, true
 			mustSucceed(t, p.a, transfer(t, p.a, spec))
@@ -218,13 +220,15 @@ func TestInvalidate(t *testing.T) {
 }
 
 // TestReplace: an agent with the name of one that is loaded takes its place.
-func TestReplace(t *testing.T) {
-	p := newPair(t, newShared, 4096)
+func TestReplace(t *testing.T) { overEach(t, transports, testReplace) }
+
+func testReplace(t *testing.T, kind wayKind) {
+	p := newPair(t, kind, 4096)
 	spec := p.spec(t, engine.Write, 4096)
 	spec.Post = true
 	r := transfer(t, p.a, spec)
 	mustSucceed(t, p.a, r)
-	later := newTestAgent(t, "target", engine.AgentConfig{})
+	later := kind.agent(t, "target", engine.AgentConfig{})
 	register(t, later, p.peer)
 	spec.Remote = load(t, p.a, later)
 	wantErr(t, p.a.CheckRemote(p.remote), engine.ErrNotFound, engine.ErrPeerLost)
@@ -240,7 +244,7 @@ func TestReplace(t *testing.T) {
 func TestDestroyTarget(t *testing.T) {
 	for _, kind := range kinds {
 		t.Run(kind.name, func(t *testing.T) {
-			p := newPair(t, kind.make, 4<<20)
+			p := newPair(t, kind, 4<<20)
 			spec := p.spec(t, engine.Write, 4096)
 			spec.NoMerge, spec.Post, spec.HasNotif = true, true, true
 			mustSucceed(t, p.a, transfer(t, p.a, spec))

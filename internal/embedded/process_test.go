@@ -4,21 +4,24 @@ import (
 	"encoding/hex"
 	"fmt"
 	"hash/crc32"
+	"maps"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nixlkv/nixlkv/internal/engine"
 )
 
 // withChild gives an agent here and one in another process, each with memory.
-func withChild(t *testing.T, kind string, size int, opts ...Option) (a *Agent, local *memory, c *child, remote engine.Remote, addr uint64) {
+func withChild(t *testing.T, kind wayKind, size int, opts ...Option) (a *Agent, local *memory, c *child, remote engine.Remote, addr uint64) {
 	t.Helper()
-	c = startChild(t, "child")
+	c = kind.child(t, "child")
 	local = foreign(t, size)
-	a = newTestAgent(t, "parent", engine.AgentConfig{}, opts...)
+	a = kind.agent(t, "parent", engine.AgentConfig{}, opts...)
 	register(t, a, local)
-	addr = c.number("memory", kind, size)
+	addr = c.number("memory", kind.name, size)
 	return a, local, c, loadBytes(t, a, c.metadata()), addr
 }
 
@@ -26,7 +29,7 @@ func TestTwoProcesses(t *testing.T) {
 	for _, kind := range kinds {
 		t.Run(kind.name, func(t *testing.T) {
 			const size, page = 4 << 20, 32 << 10
-			a, local, c, remote, addr := withChild(t, kind.name, size)
+			a, local, c, remote, addr := withChild(t, kind, size)
 			fill(local.data, 1)
 			spec := engine.Spec{
 				Op: engine.Write, Remote: remote, NoMerge: true,
@@ -68,8 +71,8 @@ func TestKill(t *testing.T) {
 	for _, kind := range kinds {
 		t.Run(kind.name, func(t *testing.T) {
 			const size, page, count = 8 << 20, 64 << 10, 24
-			a, local, c, remote, addr := withChild(t, kind.name, size)
-			other := newTestAgent(t, "other", engine.AgentConfig{})
+			a, local, c, remote, addr := withChild(t, kind, size)
+			other := kind.agent(t, "other", engine.AgentConfig{})
 			mem := shared(t, size)
 			register(t, other, mem)
 			fill(local.data, 1)
@@ -85,7 +88,7 @@ func TestKill(t *testing.T) {
 			var flying []engine.Request
 			for i := range count {
 				s := spec
-				if i%2 == 1 && kind.name == "foreign" {
+				if i%2 == 1 && kind.name != "memfd" {
 					s.Op = engine.Read
 				}
 				flying = append(flying, transfer(t, a, s))
@@ -113,7 +116,7 @@ func TestKill(t *testing.T) {
 			wantErr(t, a.Notify(remote, nil), engine.ErrNotFound, engine.ErrPeerLost)
 			mustSucceed(t, a, transfer(t, a, toOther))
 
-			again := startChild(t, "child")
+			again := kind.child(t, "child")
 			addr = again.number("memory", kind.name, size)
 			spec.Remote = loadBytes(t, a, again.metadata())
 			spec.RemoteList = newList(t, a, pagesAt(addr, size, page)...)
@@ -132,7 +135,7 @@ func TestStop(t *testing.T) {
 		for _, connected := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s/connected=%v", kind.name, connected), func(t *testing.T) {
 				const size, page = 8 << 20, 64 << 10
-				a, local, c, remote, addr := withChild(t, kind.name, size, WithConnectTimeout(50*time.Millisecond))
+				a, local, c, remote, addr := withChild(t, kind, size, WithConnectTimeout(50*time.Millisecond))
 				fill(local.data, 1)
 				if connected {
 					if err := a.Connect(remote); err != nil {
@@ -167,9 +170,9 @@ func TestStoppedWriter(t *testing.T) {
 	for _, kind := range kinds {
 		t.Run(kind.name, func(t *testing.T) {
 			const size, page = 2 << 20, 64 << 10
-			c := startChild(t, "writer")
-			mem := kind.make.get(t, size)
-			a := newTestAgent(t, "target", engine.AgentConfig{}, WithReleaseTimeout(100*time.Millisecond))
+			c := kind.child(t, "writer")
+			mem := kind.get(t, size)
+			a := kind.agent(t, "target", engine.AgentConfig{}, WithReleaseTimeout(100*time.Millisecond))
 			register(t, a, mem)
 			md, err := a.LocalMetadata()
 			if err != nil {
@@ -184,7 +187,7 @@ func TestStoppedWriter(t *testing.T) {
 			c.signal(syscall.SIGSTOP)
 			regions := []engine.Region{mem.region()}
 			err = a.Deregister(engine.DRAM, regions)
-			if kind.name == "foreign" {
+			if kind.name != "memfd" {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -213,7 +216,7 @@ func TestStoppedWriter(t *testing.T) {
 			if why := c.do("write", mem.addr(), page); why != "not registered" {
 				t.Fatalf("write after deregistration: %q", why)
 			}
-			notes(t, a, map[string]int{"memfd": 2, "foreign": 1}[kind.name])
+			notes(t, a, map[string]int{"memfd": 2, "foreign": 1, "tcp": 1}[kind.name])
 		})
 	}
 }
@@ -224,9 +227,9 @@ func TestDeregisterWhileWritten(t *testing.T) {
 	for _, kind := range kinds {
 		t.Run(kind.name, func(t *testing.T) {
 			const size, page = 4 << 20, 32 << 10
-			c := startChild(t, "writer")
-			mem := kind.make.get(t, size)
-			a := newTestAgent(t, "target", engine.AgentConfig{}, WithReleaseTimeout(patience))
+			c := kind.child(t, "writer")
+			mem := kind.get(t, size)
+			a := kind.agent(t, "target", engine.AgentConfig{}, WithReleaseTimeout(patience))
 			register(t, a, mem)
 			md, err := a.LocalMetadata()
 			if err != nil {
@@ -255,7 +258,7 @@ func TestDeregisterWhileWritten(t *testing.T) {
 // TestWriterDies: a process that is killed while it writes holds nothing.
 func TestWriterDies(t *testing.T) {
 	const size, page = 4 << 20, 32 << 10
-	c := startChild(t, "writer")
+	c := memfdKind.child(t, "writer")
 	mem := shared(t, size)
 	a := newTestAgent(t, "target", engine.AgentConfig{}, WithReleaseTimeout(patience))
 	register(t, a, mem)
@@ -271,4 +274,47 @@ func TestWriterDies(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "end of the connection", func() bool { return a.Stats().Inbound == 0 })
+}
+
+// TestStoppedTaker: over TCP, a peer that is stopped and leaves bytes untaken is lost after
+// the timeout. One that has all that it was sent is waited for.
+func TestStoppedTaker(t *testing.T) {
+	const size, page = 32 << 20, 64 << 10
+	impatient := tcpKind
+	impatient.params = maps.Clone(tcpKind.params)
+	impatient.params[ParamTimeout] = "1s"
+	local := foreign(t, size)
+	a := impatient.agent(t, "a", engine.AgentConfig{})
+	register(t, a, local)
+	fill(local.data, 1)
+	type stopped struct {
+		c      *child
+		spec   engine.Spec
+		remote engine.Remote
+	}
+	stop := func(name string, n int) stopped {
+		c := impatient.child(t, name)
+		addr := c.number("memory", "foreign", size)
+		s := stopped{c: c, remote: loadBytes(t, a, c.metadata())}
+		s.spec = engine.Spec{
+			Op: engine.Write, Remote: s.remote, NoMerge: true, Post: true, HasNotif: true,
+			LocalList:  newList(t, a, pagesAt(local.addr(), n, page)...),
+			RemoteList: newList(t, a, pagesAt(addr, n, page)...),
+		}
+		mustSucceed(t, a, transfer(t, a, s.spec))
+		c.signal(syscall.SIGSTOP)
+		return s
+	}
+	much, little := stop("much", size), stop("little", 4096)
+	waits, fails := transfer(t, a, little.spec), transfer(t, a, much.spec)
+	// More than the sockets hold.
+	mustFail(t, a, fails, engine.ErrBackend, engine.ErrPeerLost, unix.ETIMEDOUT)
+	if st := poll(a, waits); st != engine.InProgress {
+		t.Fatalf("status %v of the other: %v", st, a.Reason(waits))
+	}
+	little.c.signal(syscall.SIGCONT)
+	mustSucceed(t, a, waits)
+	if err := a.CheckRemote(little.remote); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+
+	"github.com/nixlkv/nixlkv/internal/engine"
 )
 
 // A frame is a header of 16 bytes and a body. Little-endian:
@@ -38,6 +40,7 @@ const (
 	frameData                           // number: transfer; bytes of a read, in order
 	frameReadDone                       // number: transfer; ends the data
 	frameDone                           // number: transfer; the answer to commit
+	frameRefused                        // instead of welcome
 )
 
 const (
@@ -45,12 +48,12 @@ const (
 
 	headerSize = 16
 	partSize   = 3 * 8
-	maxParts   = 2048      // in a write or read
-	maxPayload = 256 << 10 // bytes in a write or data frame
-	maxRead    = 4 << 20   // bytes asked for by one read frame
+	maxParts   = 2048    // in a write or read
+	maxPayload = 1 << 20 // bytes in a write or data frame
+	maxRead    = 8 << 20 // bytes asked for by one read frame
 
 	helloMagic      = "nkvEMB\r\n"
-	protocolVersion = 1
+	protocolVersion = 2
 
 	// notificationCost is what a notification of no bytes counts against a window.
 	notificationCost = 64
@@ -84,6 +87,8 @@ func maxBody(t frameType) (uint32, bool) {
 		return MaxNotification, true
 	case frameWelcome:
 		return 16, true
+	case frameRefused:
+		return refusalSize, true
 	case frameRegion:
 		return regionAnswerSize, true
 	case frameData:
@@ -117,7 +122,7 @@ func parseHeader(b []byte) (header, error) {
 	switch {
 	case !known || b[6] != 0 || b[7] != 0:
 		return header{}, fmt.Errorf("%w: no frame starts with % x", errProtocol, b)
-	case h.number != 0 && (h.typ == frameHello || h.typ == frameWelcome):
+	case h.number != 0 && (h.typ == frameHello || h.typ == frameWelcome || h.typ == frameRefused):
 		return header{}, fmt.Errorf("%w: number %d in a frame of type %d", errProtocol, h.number, h.typ)
 	case h.flags != 0 && (h.typ != frameCommit || h.flags != flagNotification):
 		return header{}, fmt.Errorf("%w: flags %#x in a frame of type %d", errProtocol, h.flags, h.typ)
@@ -127,12 +132,16 @@ func parseHeader(b []byte) (header, error) {
 	return h, nil
 }
 
-// hello names the initiator, and the target that it means.
+// hello names the initiator, and the target that it means. Its first fields stay the same
+// in all versions of the protocol, as do the header and the refusal.
 type hello struct {
 	from agentID
 	to   agentID
 	name string
 }
+
+// errVersion: the two ends speak different versions of the protocol.
+var errVersion = fmt.Errorf("other version of the embedded engine's protocol: %w", engine.ErrUnsupported)
 
 func (h hello) append(b []byte) []byte {
 	b = appendHeader(b, frameHello, 0, 0, len(helloMagic)+2+2*16+len(h.name))
@@ -149,8 +158,11 @@ func parseHello(body []byte) (hello, error) {
 	magic, version := d.bytes(len(helloMagic)), d.u16()
 	copy(h.from[:], d.bytes(16))
 	copy(h.to[:], d.bytes(16))
-	if d.short || string(magic) != helloMagic || version != protocolVersion {
-		return h, fmt.Errorf("%w: hello of version %d", errProtocol, version)
+	switch {
+	case d.short || string(magic) != helloMagic:
+		return h, fmt.Errorf("%w: not a hello", errProtocol)
+	case version != protocolVersion:
+		return h, fmt.Errorf("%w: %d, not %d", errVersion, version, protocolVersion)
 	}
 	if len(d.rest) == 0 || len(d.rest) > MaxName {
 		return h, fmt.Errorf("%w: agent name of %d bytes", errProtocol, len(d.rest))
@@ -170,6 +182,44 @@ func parseWelcome(body []byte) (from agentID, err error) {
 	}
 	copy(from[:], body)
 	return from, nil
+}
+
+// refusal is why a target will not speak with who said hello.
+type refusal struct {
+	version uint16 // of the target
+	reason  refusalReason
+}
+
+type refusalReason uint16
+
+const (
+	refusedVersion refusalReason = 1 + iota // the hello was of another version
+	refusedAgent                            // another agent was meant, which is not here
+	refusalCount
+)
+
+const refusalSize = 4
+
+// errNotHere: another agent listens at the address.
+var errNotHere = errors.New("another agent has taken its address")
+
+func (r refusal) append(b []byte) []byte {
+	b = appendHeader(b, frameRefused, 0, 0, refusalSize)
+	b = binary.LittleEndian.AppendUint16(b, r.version)
+	return binary.LittleEndian.AppendUint16(b, uint16(r.reason))
+}
+
+// parseRefusal gives an error in any case.
+func parseRefusal(body []byte) (refusal, error) {
+	d := decoder{rest: body}
+	r := refusal{version: d.u16(), reason: refusalReason(d.u16())}
+	switch {
+	case d.short || len(d.rest) != 0 || r.reason == 0 || r.reason >= refusalCount:
+		return r, fmt.Errorf("%w: refusal % x", errProtocol, body)
+	case r.reason == refusedVersion:
+		return r, fmt.Errorf("%w: the peer has %d, this agent %d", errVersion, r.version, protocolVersion)
+	}
+	return r, errNotHere
 }
 
 // part is a piece of a region of the target.
@@ -214,16 +264,24 @@ func parseParts(body []byte, limit uint64) (table parts, sum uint64, rest []byte
 	return table, sum, d.rest, nil
 }
 
-// parseWrite checks that the bytes are as many as the parts say.
-func parseWrite(body []byte) (parts, []byte, error) {
-	table, sum, payload, err := parseParts(body, maxPayload)
-	if err == nil && sum != uint64(len(payload)) {
-		err = fmt.Errorf("%w: parts of %d bytes, %d bytes given", errProtocol, sum, len(payload))
+// tableSize gives the bytes of the parts of a write of this length.
+func tableSize(count, length uint32) (int, error) {
+	if count == 0 || count > maxParts || 4+count*partSize > length {
+		return 0, fmt.Errorf("%w: %d parts in %d bytes", errProtocol, count, length)
+	}
+	return int(count) * partSize, nil
+}
+
+// parseWrite checks that the bytes which follow the body are as many as the parts say.
+func parseWrite(body []byte, follow uint64) (parts, error) {
+	table, sum, rest, err := parseParts(body, maxPayload)
+	if err == nil && (sum != follow || len(rest) != 0) {
+		err = fmt.Errorf("%w: parts of %d bytes, %d bytes given", errProtocol, sum, follow)
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return table, payload, nil
+	return table, nil
 }
 
 func parseRead(body []byte) (parts, error) {

@@ -14,23 +14,35 @@ import (
 // rawConn is a connection whose other end is driven frame by frame.
 type rawConn struct {
 	t      testing.TB
-	conn   *net.UnixConn
+	conn   *connection
 	fds    *fdReader
 	frames *frameReader
 }
 
-func newRawConn(t testing.TB, conn *net.UnixConn) *rawConn {
+func newRawConn(t testing.TB, c net.Conn) *rawConn {
+	t.Helper()
+	conn, err := newConnection(c)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { conn.Close() })
 	conn.SetDeadline(time.Now().Add(patience))
-	fds := newFDReader(conn)
+	if conn.overTCP() {
+		return &rawConn{t: t, conn: conn, frames: newFrameReader(conn, conn)}
+	}
+	fds := newFDReader(conn.unix)
 	t.Cleanup(fds.close)
-	return &rawConn{t: t, conn: conn, fds: fds, frames: newFrameReader(fds)}
+	return &rawConn{t: t, conn: conn, fds: fds, frames: newFrameReader(fds, conn)}
 }
 
-// dialRaw connects to an agent and says nothing.
+// dialRaw connects to an agent and says nothing; over TCP if the agent uses nothing else.
 func dialRaw(t testing.TB, a *Agent) *rawConn {
 	t.Helper()
-	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: a.address, Net: "unix"})
+	network, address := "unix", a.address
+	if a.tcp.transport == transportTCP {
+		network, address = "tcp", a.advertised[0]
+	}
+	conn, err := net.Dial(network, address)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,6 +76,29 @@ func (c *rawConn) next() (header, []byte) {
 	return h, body
 }
 
+// payload reads the bytes of the write or data frame that next gave.
+func (c *rawConn) payload() []byte {
+	c.t.Helper()
+	b, err := payload(c.frames)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return b
+}
+
+// payload is receive into a buffer.
+func payload(f *frameReader) ([]byte, error) {
+	b := make([]byte, f.left)
+	_, err := io.ReadFull(f.r, b)
+	f.left = 0
+	return b, err
+}
+
+// closeWrite ends what is sent.
+func (c *rawConn) closeWrite() error {
+	return c.conn.Conn.(interface{ CloseWrite() error }).CloseWrite()
+}
+
 // wantFrame reads until a frame of the type comes.
 func (c *rawConn) wantFrame(typ frameType) (header, []byte) {
 	c.t.Helper()
@@ -79,6 +114,9 @@ func (c *rawConn) wantClosed() {
 	c.t.Helper()
 	for {
 		_, _, err := c.frames.next()
+		if err == nil {
+			_, err = payload(c.frames)
+		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			c.t.Fatal("the connection was not closed")
 		}
@@ -91,12 +129,12 @@ func (c *rawConn) wantClosed() {
 // fakeTarget is an agent that is driven frame by frame. Its metadata has one region.
 type fakeTarget struct {
 	*metadata
-	l *net.UnixListener
+	l net.Listener
 }
 
 func newFakeTarget(t testing.TB, n uint64) *fakeTarget {
 	t.Helper()
-	l, address, err := listen()
+	l, address, err := listenUnix()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,11 +149,33 @@ func newFakeTarget(t testing.TB, n uint64) *fakeTarget {
 	}}
 }
 
+// newFakeTargetTCP is newFakeTarget on a TCP address.
+func newFakeTargetTCP(t testing.TB, n uint64) *fakeTarget {
+	t.Helper()
+	f := newFakeTarget(t, n)
+	l, err := listenTCP("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	f.l, f.tcp = l, []string{l.Addr().String()}
+	return f
+}
+
+// fakeTarget makes one that is reached this way.
+func (k wayKind) fakeTarget(t testing.TB, n uint64) *fakeTarget {
+	t.Helper()
+	if k.params[ParamTransport] == "tcp" {
+		return newFakeTargetTCP(t, n)
+	}
+	return newFakeTarget(t, n)
+}
+
 // accept takes the initiator's connection and hears its hello.
 func (f *fakeTarget) accept(t testing.TB) *rawConn {
 	t.Helper()
-	f.l.SetDeadline(time.Now().Add(patience))
-	conn, err := f.l.AcceptUnix()
+	f.l.(interface{ SetDeadline(time.Time) error }).SetDeadline(time.Now().Add(patience))
+	conn, err := f.l.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}

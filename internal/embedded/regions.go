@@ -40,7 +40,7 @@ func (a *Agent) checkMem(mem engine.Mem) error {
 	case mem == engine.VRAM:
 		return fmt.Errorf("VRAM needs NIXL, or AgentConfig.HostVRAM to use host memory in its place: %w: %w", engine.ErrUnsupported, engine.ErrNotFound)
 	}
-	return fmt.Errorf("memory of kind %d: %w: %w", mem, engine.ErrUnsupported, engine.ErrNotFound)
+	return fmt.Errorf("memory of kind %d (storage needs NIXL): %w: %w", mem, engine.ErrUnsupported, engine.ErrNotFound)
 }
 
 // Register implements engine.Agent. It registers all of the regions or none. Regions may
@@ -149,7 +149,7 @@ func (a *Agent) LocalMetadata() ([]byte, error) {
 		return nil, fmt.Errorf("embedded: metadata: %w", err)
 	}
 	m := metadata{
-		id: a.id, epoch: a.epoch, host: a.host, name: a.name, address: a.address,
+		id: a.id, epoch: a.epoch, host: a.host, name: a.name, address: a.address, tcp: a.advertised,
 		regions: make([]regionInfo, 0, len(a.byID)),
 	}
 	for _, r := range a.byID {

@@ -17,11 +17,11 @@ type pair struct {
 	remote      engine.Remote
 }
 
-func newPair(t testing.TB, mk maker, size int, opts ...Option) *pair {
+func newPair(t testing.TB, kind wayKind, size int, opts ...Option) *pair {
 	t.Helper()
-	p := &pair{local: foreign(t, size), peer: mk.get(t, size)}
-	p.a = newTestAgent(t, "initiator", engine.AgentConfig{Telemetry: true}, opts...)
-	p.b = newTestAgent(t, "target", engine.AgentConfig{}, opts...)
+	p := &pair{local: foreign(t, size), peer: kind.get(t, size)}
+	p.a = kind.agent(t, "initiator", engine.AgentConfig{Telemetry: true}, opts...)
+	p.b = kind.agent(t, "target", engine.AgentConfig{}, opts...)
 	register(t, p.a, p.local)
 	register(t, p.b, p.peer)
 	p.remote = load(t, p.a, p.b)
@@ -55,7 +55,7 @@ func TestTransfers(t *testing.T) {
 		for _, s := range sizes {
 			for _, op := range []engine.Op{engine.Write, engine.Read} {
 				t.Run(kind.name+"/"+s.name+"/"+[]string{"read", "write"}[op], func(t *testing.T) {
-					p := newPair(t, kind.make, s.total)
+					p := newPair(t, kind, s.total)
 					fill(p.local.data, 1)
 					fill(p.peer.data, 2)
 					src, dst := p.local.data, p.peer.data
@@ -98,7 +98,7 @@ func TestTransfers(t *testing.T) {
 func TestWithoutNotification(t *testing.T) {
 	for _, kind := range kinds {
 		t.Run(kind.name, func(t *testing.T) {
-			p := newPair(t, kind.make, 1<<20)
+			p := newPair(t, kind, 1<<20)
 			fill(p.local.data, 1)
 			r := transfer(t, p.a, p.spec(t, engine.Write, 64<<10))
 			if st := poll(p.a, r); st != engine.ErrInvalidState {
@@ -116,7 +116,7 @@ func TestWithoutNotification(t *testing.T) {
 
 // TestInline: a small write to memory that is mapped is over when Post returns.
 func TestInline(t *testing.T) {
-	p := newPair(t, newShared, 4096)
+	p := newPair(t, memfdKind, 4096)
 	r := transfer(t, p.a, p.spec(t, engine.Write, 4096))
 	if _, err := p.a.Post(r, nil, false); err != nil {
 		t.Fatal(err)
@@ -131,13 +131,15 @@ func TestInline(t *testing.T) {
 }
 
 // TestMixed copies between regions of both kinds, in an order that jumps, in one request.
-func TestMixed(t *testing.T) {
+func TestMixed(t *testing.T) { overEach(t, transports, testMixed) }
+
+func testMixed(t *testing.T, kind wayKind) {
 	const page, count = 8 << 10, 64
-	a, b := newTestAgent(t, "a", engine.AgentConfig{}), newTestAgent(t, "b", engine.AgentConfig{})
+	a, b := kind.agent(t, "a", engine.AgentConfig{}), kind.agent(t, "b", engine.AgentConfig{})
 	var here, there []*memory
 	for i := range 4 {
 		here = append(here, foreign(t, page*count))
-		there = append(there, kinds[i%2].make.get(t, page*count))
+		there = append(there, kinds[i%2].get(t, page*count))
 		fill(here[i].data, uint64(i))
 	}
 	register(t, a, here...)
@@ -179,7 +181,7 @@ func TestEmptyDescriptors(t *testing.T) {
 	for _, kind := range kinds {
 		for _, op := range []engine.Op{engine.Write, engine.Read} {
 			t.Run(kind.name+"/"+[]string{"read", "write"}[op], func(t *testing.T) {
-				p := newPair(t, kind.make, 8192)
+				p := newPair(t, kind, 8192)
 				fill(p.local.data, 1)
 				fill(p.peer.data, 2)
 				for _, sizes := range [][]uint64{{0}, {0, 0, 100, 0, 4096, 0}} {
@@ -209,12 +211,12 @@ func TestPart(t *testing.T) {
 	for _, kind := range kinds {
 		t.Run(kind.name, func(t *testing.T) {
 			const off, n = 4096 + 100, 10_000
-			mem, local := kind.make.get(t, 64<<10), foreign(t, n)
+			mem, local := kind.get(t, 64<<10), foreign(t, n)
 			fill(mem.data, 1)
 			fill(local.data, 2)
 			want := bytes.Clone(mem.data)
 			copy(want[off:], local.data)
-			a, b := newTestAgent(t, "a", engine.AgentConfig{}), newTestAgent(t, "b", engine.AgentConfig{})
+			a, b := kind.agent(t, "a", engine.AgentConfig{}), kind.agent(t, "b", engine.AgentConfig{})
 			register(t, a, local)
 			reg := engine.Region{Addr: mem.addr() + off, Len: n, FD: mem.fd, Off: off}
 			if err := b.Register(engine.DRAM, []engine.Region{reg}); err != nil {
@@ -233,8 +235,10 @@ func TestPart(t *testing.T) {
 
 // TestUnsealed: a memfd that its owner can cut short is not mapped by a peer; its bytes go
 // through the connection, and cutting it is the owner's failure alone.
-func TestUnsealed(t *testing.T) {
-	p := newPair(t, newUnsealed, 1<<20)
+func TestUnsealed(t *testing.T) { overEach(t, transports, testUnsealed) }
+
+func testUnsealed(t *testing.T, kind wayKind) {
+	p := newPair(t, wayKind{"unsealed", newUnsealed, kind.params}, 1<<20)
 	fill(p.local.data, 1)
 	r := transfer(t, p.a, p.spec(t, engine.Write, 64<<10))
 	if _, err := p.a.Post(r, nil, false); err != nil {
@@ -267,7 +271,7 @@ func TestLocalFault(t *testing.T) {
 	for _, kind := range kinds {
 		for _, op := range []engine.Op{engine.Write, engine.Read} {
 			t.Run(kind.name+"/"+[]string{"read", "write"}[op], func(t *testing.T) {
-				p := newPair(t, kind.make, 1<<20)
+				p := newPair(t, kind, 1<<20)
 				r := transfer(t, p.a, p.spec(t, op, 64<<10))
 				if err := unix.Mprotect(p.local.data[512<<10:], unix.PROT_NONE); err != nil {
 					t.Fatal(err)

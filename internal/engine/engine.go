@@ -20,7 +20,9 @@ import "time"
 // Mem is a kind of memory, with the numbers of nixl_capi_mem_type_t.
 type Mem uint32
 
-// The kinds of memory that NIXL knows.
+// The kinds of memory that NIXL knows. Of the last three, which are storage, an address is
+// an offset, and the device says what it is in: the number of the block device, that of the
+// object, the descriptor of the file.
 const (
 	DRAM Mem = iota
 	VRAM
@@ -68,7 +70,7 @@ type (
 type Desc struct {
 	Addr uint64 // first byte
 	Len  uint64 // bytes
-	Dev  uint64 // CUDA ordinal for VRAM, 0 for DRAM
+	Dev  uint64 // CUDA ordinal for VRAM, 0 for DRAM; for the others see Mem
 }
 
 // Run stands for Count descriptors of Len bytes whose addresses are Stride bytes apart.
@@ -89,7 +91,7 @@ type Region struct {
 	Dev  uint64 // as in Desc
 	FD   int    // memfd that backs the memory, or -1
 	Off  int64  // offset of Addr in FD
-	Meta []byte // what the backend wants to know of it (a path for File); usually nil
+	Meta []byte // what the backend wants to know of it (the key of an Object); usually nil
 }
 
 // AgentConfig configures an agent. The zero value is not useful; package nixl fills it.
@@ -99,7 +101,7 @@ type AgentConfig struct {
 	Sync           Sync
 	Telemetry      bool // keep times of each transfer, for Agent.Telemetry
 	// HostVRAM treats VRAM as host memory: registrations, lists and transfers of VRAM are
-	// made as DRAM with device 0. For machines that have no GPU.
+	// made as DRAM with device 0. For machines that have no GPU. Storage is not touched by it.
 	HostVRAM bool
 }
 
@@ -188,6 +190,10 @@ type Agent interface {
 	// until FreeRemote.
 	InvalidateRemote(Remote) error
 	FreeRemote(Remote)
+	// Self is the agent as the far side of its own transfers: how storage is reached, which
+	// it has registered itself. The handle is good for Create and PrepareRemote, lives as long
+	// as the agent and is not freed.
+	Self() (Remote, error)
 
 	NewList(Mem) (List, error)
 	Append(List, []Desc) error

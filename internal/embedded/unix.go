@@ -1,13 +1,11 @@
 package embedded
 
 import (
-	"bufio"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"slices"
@@ -16,17 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// longAgo as a deadline wakes whoever reads or writes a connection.
-var longAgo = time.Unix(1, 0)
-
 // dialRetry is the pause before another try to connect to a peer whose backlog is full,
 // which it is only while the peer is stopped or starved.
 const dialRetry = 20 * time.Millisecond
 
 var errOtherUser = errors.New("the other end belongs to another user")
 
-// listen opens a socket with a random abstract name.
-func listen() (*net.UnixListener, string, error) {
+// listenUnix opens a socket with a random abstract name.
+func listenUnix() (*net.UnixListener, string, error) {
 	var random [16]byte
 	rand.Read(random[:])
 	address := "@nixlkv-embedded-" + hex.EncodeToString(random[:])
@@ -34,9 +29,9 @@ func listen() (*net.UnixListener, string, error) {
 	return l, address, err
 }
 
-// dial connects to an agent. It returns when it could, when nobody listens there, or when
-// ctx ends.
-func dial(ctx context.Context, address string) (*net.UnixConn, error) {
+// dialUnix connects to an agent. It returns when it could, when nobody listens there, or
+// when ctx ends.
+func dialUnix(ctx context.Context, address string) (*connection, error) {
 	var d net.Dialer
 	for {
 		c, err := d.DialContext(ctx, "unix", address)
@@ -46,7 +41,7 @@ func dial(ctx context.Context, address string) (*net.UnixConn, error) {
 				conn.Close()
 				return nil, err
 			}
-			return conn, nil
+			return newConnection(conn)
 		}
 		if !errors.Is(err, unix.EAGAIN) {
 			return nil, err
@@ -143,36 +138,6 @@ func (f *fdReader) close() {
 		unix.Close(fd)
 	}
 	f.fds = nil
-}
-
-const readBuffer = 64 << 10
-
-// frameReader takes frames apart.
-type frameReader struct {
-	r    *bufio.Reader
-	head [headerSize]byte
-	body []byte
-}
-
-func newFrameReader(r io.Reader) *frameReader {
-	return &frameReader{r: bufio.NewReaderSize(r, readBuffer)}
-}
-
-// next reads a frame. The body is valid until the next call.
-func (f *frameReader) next() (header, []byte, error) {
-	if _, err := io.ReadFull(f.r, f.head[:]); err != nil {
-		return header{}, nil, err
-	}
-	h, err := parseHeader(f.head[:])
-	if err != nil {
-		return header{}, nil, err
-	}
-	if cap(f.body) < int(h.length) {
-		f.body = make([]byte, h.length)
-	}
-	f.body = f.body[:h.length]
-	_, err = io.ReadFull(f.r, f.body)
-	return h, f.body, err
 }
 
 // writeFD writes a frame that carries a descriptor.
