@@ -88,34 +88,46 @@ func (s *segment) appendIndices(src, dst []int32, c chunkPages) ([]int32, []int3
 	for i := range s.pairs {
 		p := &s.pairs[i]
 		a, b := p.srcSlots(), p.dstSlots()
-		src = appendShifted(src, c.src, int32(srcBase), int32(a), int32(p.rows))
-		dst = appendShifted(dst, c.dst, int32(dstBase), int32(b), int32(p.rows))
+		if p.rows == 1 {
+			src = appendShifted(src, c.src, int32(srcBase))
+			dst = appendShifted(dst, c.dst, int32(dstBase))
+		} else {
+			src = appendRows(src, c.src, int32(srcBase), int32(a), int(p.rows))
+			dst = appendRows(dst, c.dst, int32(dstBase), int32(b), int(p.rows))
+		}
 		srcBase += s.srcPages * a
 		dstBase += s.dstPages * b
 	}
 	return src, dst
 }
 
-// appendShifted appends the indices of the first rows of pages, of so many slots each, in a
-// region that begins at base.
-func appendShifted(out, pages []int32, base, slots, rows int32) []int32 {
+// appendShifted appends the indices of pages in a region that begins at base. It is not
+// inlined, where the loop's variables would not stay in registers.
+//
+//go:noinline
+func appendShifted(out, pages []int32, base int32) []int32 {
 	n := len(out)
-	out = out[:n+len(pages)*int(rows)]
-	tail := out[n:]
-	if rows == 1 {
-		tail = tail[:len(pages)]
-		for i, p := range pages {
-			tail[i] = base + p
-		}
-		return out
+	out = out[:n+len(pages)]
+	tail := out[n:][:len(pages)]
+	for i, p := range pages {
+		tail[i] = base + p
 	}
-	i := 0
+	return out
+}
+
+// appendRows appends the indices of the first rows of pages, of so many slots each, in a
+// region that begins at base.
+func appendRows(out, pages []int32, base, slots int32, rows int) []int32 {
+	n := len(out)
+	out = out[:n+len(pages)*rows]
+	tail := out[n:]
 	for _, p := range pages {
 		first := base + p*slots
-		for r := range rows {
-			tail[i] = first + r
-			i++
+		row := tail[:rows]
+		for r := range row {
+			row[r] = first + int32(r)
 		}
+		tail = tail[rows:]
 	}
 	return out
 }
