@@ -186,7 +186,8 @@ if "fill_seed" in CONFIG:
     for i, component in enumerate(state):
         component.fill(f"{CONFIG['fill_seed']}/state{i}")
 
-live = {}  # room: its sender or receiver
+live = {}  # room: its sender or receiver, until its end is known
+ENDING = threading.Lock()
 
 
 def wait(room, want, timeout):
@@ -202,14 +203,17 @@ def wait(room, want, timeout):
 def report(number, room, status, digests):
     """Tells how a room stands. It is cleared before: its number may be used again at once."""
     event = dict(event="done", room=number, status=STATUS[status], **digests)
-    if status == KVPoll.Failed:
-        try:
-            room.failure_exception()
-        except Exception as e:
-            event.update(error=type(e).__name__, message=str(e),
-                         is_from_another_rank=getattr(e, "is_from_another_rank", None))
-    elif status == KVPoll.Success:
-        room.clear()
+    with ENDING:
+        if live.get(number) is room and (status == KVPoll.Failed or status == KVPoll.Success):
+            del live[number]
+        if status == KVPoll.Failed:
+            try:
+                room.failure_exception()
+            except Exception as e:
+                event.update(error=type(e).__name__, message=str(e),
+                             is_from_another_rank=getattr(e, "is_from_another_rank", None))
+        elif status == KVPoll.Success:
+            room.clear()
     emit(**event)
 
 
@@ -277,7 +281,12 @@ def receive(c):
 
 
 def abort(c):
-    live[c["room"]].abort()
+    """Gives a room up, unless it has ended: SGLang's scheduler has let go of it by then, and the
+    failure that abort() records would be found by the next use of the number."""
+    with ENDING:
+        room = live.get(c["room"])
+        if room is not None:
+            room.abort()
     emit(event="aborted", room=c["room"])
 
 
