@@ -48,7 +48,8 @@ func start(t *testing.T, config string, args ...string) *process {
 		t.Fatal(err)
 	}
 	p := &process{t: t, cmd: exec.Command(os.Args[0], append(args, path)...)}
-	p.cmd.Env = append(os.Environ(), asKvpeer+"=1")
+	// The race detector would sleep for a second before the program exits.
+	p.cmd.Env = append(os.Environ(), asKvpeer+"=1", "GORACE="+strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=0"))
 	p.cmd.Stderr = os.Stderr
 	in, err := p.cmd.StdinPipe()
 	if err != nil {
