@@ -80,6 +80,10 @@ func (m *Manager) failAnnounced(fe *wire.FrameError, err error) {
 
 // announced takes the metadata of a room, which may come before the room is opened here.
 func (m *Manager) announced(meta *wire.Metadata) {
+	if _, _, known := m.peers.Lookup(meta.Agent); !known {
+		m.stranger(meta)
+		return
+	}
 	for {
 		r, err := m.roomFor(meta.Room)
 		if err != nil {

@@ -39,11 +39,12 @@ type Manager struct {
 	client    *bootstrap.Client
 	advertise string
 
-	peers    *peerTable
-	runQueue *runQueue
-	landing  *landing
-	flights  sync.Pool // of *flight
-	stats    counters
+	peers     *peerTable
+	strangers strangers
+	runQueue  *runQueue
+	landing   *landing
+	flights   sync.Pool // of *flight
+	stats     counters
 
 	roomsMu   sync.Mutex
 	rooms     map[nixlkv.Room]*room
@@ -311,6 +312,9 @@ func (m *Manager) open(r *room) (s *Sender, again bool, err error) {
 		r.sender.notify(r.status)
 	case !r.bootstrapped():
 		r.timer = time.AfterFunc(m.cfg.bootstrapTimeout, r.timedOut)
+		if reason := m.strangers.take(r.id); reason != nil {
+			r.noteStranger(reason)
+		}
 	}
 	r.advance()
 	return r.sender, false, nil

@@ -31,6 +31,7 @@ type room struct {
 	need     int // decode ranks that have to tell; 0 until the first has
 	prefix   int // tokens that the decode has already
 	announce *time.Timer
+	stranger error // a decode that has not registered has told something
 	asker    asker
 
 	// What the caller told.
@@ -234,6 +235,10 @@ func (r *room) timedOut() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.bootstrapped() {
+		return
+	}
+	if r.stranger != nil {
+		r.fail(r.stranger)
 		return
 	}
 	r.fail(fmt.Errorf("%w: Request %d timed out after %gs in KVPoll.Bootstrapping: %d of %d decode ranks have told where its pages go",
