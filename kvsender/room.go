@@ -59,6 +59,8 @@ type room struct {
 	forgotten bool // never opened, and not to be
 	gone      bool // out of the table
 	changed   bool // in the manager's list of changed rooms
+
+	charged charge // guarded by the manager's roomsMu
 }
 
 // dest is one decode rank of a room.
@@ -181,10 +183,11 @@ func (r *room) quiesce() {
 			d.meta.KVIndices, d.meta.StateIndices = nil, nil // the room may be looked at long after
 		}
 		r.queue = nil
+		r.m.discharge(r)
 	}
 	for _, a := range r.acks {
 		if a.rooms.Add(-1) == 0 {
-			r.m.tellAck(r.id, a, tellTimeout)
+			r.m.tellAck(r.id, a, tellTimeout, r.stranger(a.to))
 		}
 	}
 	r.acks = r.acks[:0]
