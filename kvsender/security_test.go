@@ -12,6 +12,7 @@ import (
 	"github.com/nixlkv/nixlkv/internal/control"
 	"github.com/nixlkv/nixlkv/internal/wire"
 	"github.com/nixlkv/nixlkv/nixl"
+	"github.com/nixlkv/nixlkv/registry"
 )
 
 // embeddedEngine gives an engine that is closed with the test.
@@ -257,36 +258,28 @@ func TestAnnouncedBytesAreBounded(t *testing.T) {
 }
 
 // Registrations that differ in turn, under one name that is not taken up yet, do not keep the
-// loader from others.
+// loader from others: the first one counts until the loader is done with it.
 func TestOneNameDoesNotKeepTheLoader(t *testing.T) {
 	p := newPair(t, embeddedEngine(t), 25)
+	proceed := make(chan struct{})
+	p.m.peers.enqueue(func() { <-proceed })
 	g := p.d.registration()
-	g.Agent = "unruly"
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	frames := make([][][]byte, 2)
-	for i := range frames {
+	for i := range 10 {
 		g.EngineRank = i
-		f, err := new(wire.Encoder).Registration(g)
-		ok(t, err)
-		for _, frame := range f {
-			frames[i] = append(frames[i], append([]byte(nil), frame...))
-		}
+		p.d.register(g)
 	}
-	go func() {
-		defer close(stopped)
-		for i := 0; ; i++ {
-			select {
-			case <-stop:
-				return
-			default:
-				p.m.receive(netip.MustParseAddr("127.0.0.1"), frames[i%2])
-			}
-		}
-	}()
-	p.d.register(p.d.registration())
+	// Nor does one that cannot be read under its name.
+	frames, err := new(wire.Encoder).Registration(g)
+	ok(t, err)
+	frames[10] = []byte("garbage")
+	p.d.sendRaw(frames)
+	eventually(t, "the registrations", func() bool { s := p.m.Stats(); return s.Registrations == 10 && s.Refused == 1 })
+	peer, info, _ := p.m.peers.Lookup(p.d.agent.Name())
+	if info.Phase != registry.Preparing || peer.Ranks.EngineRank != 0 || p.m.Stats().Dropped != 9 {
+		t.Errorf("%v, rank %d, stats %+v", info.Phase, peer.Ranks.EngineRank, p.m.Stats())
+	}
+	close(proceed)
 	p.transfer(t, 1)
-	close(stop)
-	<-stopped
 }
 
 // More decodes from one address than may be taken up in a minute wait until a room needs them.
