@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -123,7 +124,7 @@ func (t *peerTable) logIf(what string, err error) {
 }
 
 // register takes a registration. A repeat changes nothing.
-func (m *Manager) register(g *wire.Registration) {
+func (m *Manager) register(source netip.Addr, g *wire.Registration) {
 	peer, err := registry.PeerFromRegistration(g, time.Now())
 	if err == nil && peer.Pages() == 0 && len(peer.KV) > 0 {
 		// A decode that does not tell how many pages it has is taken to have as many as this
@@ -134,7 +135,8 @@ func (m *Manager) register(g *wire.Registration) {
 		m.refusePeer(g.Agent, err)
 		return
 	}
-	if known, live := m.peers.live(peer.Agent); live && !known.SameGeometry(peer) {
+	known, held := m.peers.held(peer.Agent)
+	if held && !known.SameGeometry(peer) {
 		// An agent's name is its own for the life of its process, and so is its geometry: this
 		// is somebody else.
 		m.stats.dropped.Add(1)
@@ -142,6 +144,8 @@ func (m *Manager) register(g *wire.Registration) {
 			zap.String("decode", peer.Agent), zap.String("address", peer.Addr), zap.String("known address", known.Addr))
 		return
 	}
+	// A repeat is not counted: it is not taken up.
+	welcome := held || m.intake.take(source, time.Now())
 	prep, outcome, err := m.peers.Register(peer)
 	if err != nil {
 		m.warn.Warn("refused a decode", zap.String("decode", g.Agent), zap.Error(err))
@@ -152,13 +156,17 @@ func (m *Manager) register(g *wire.Registration) {
 	}
 	m.warn.Warn("decode registered", zap.String("decode", peer.Agent), zap.String("address", peer.Addr),
 		zap.Stringer("outcome", outcome), zap.Stringer("dialect", g.Dialect()), zap.Int("regions", len(peer.KV)))
+	if !welcome {
+		m.peers.putOff(peer.Agent, prep, fmt.Errorf("%d registrations from %v in a minute", m.cfg.limits.Registrations, source))
+		return
+	}
 	m.peers.prepare(peer.Agent, prep)
 }
 
 // refusePeer keeps an agent known as refused, so that its rooms fail with the reason.
 func (m *Manager) refusePeer(agent string, reason error) {
 	m.warn.Warn("refused a registration", zap.String("decode", agent), zap.Error(reason))
-	if _, live := m.peers.live(agent); live {
+	if _, held := m.peers.held(agent); held {
 		return // anybody can send something under its name
 	}
 	if err := m.peers.Refuse(agent, "", reason); err != nil {
@@ -166,10 +174,12 @@ func (m *Manager) refusePeer(agent string, reason error) {
 	}
 }
 
-// live gives what is known of a peer, and whether it can be sent to.
-func (t *peerTable) live(agent string) (*registry.Peer, bool) {
+// held gives what is known of a peer, and whether nothing that comes under its name changes
+// that: it can be sent to, or is being taken up. Without the latter, registrations that differ
+// in turn would keep the loader with one name for as long as they come.
+func (t *peerTable) held(agent string) (*registry.Peer, bool) {
 	p, info, ok := t.Lookup(agent)
-	return p, ok && p != nil && info.Phase == registry.Live
+	return p, ok && p != nil && (info.Phase == registry.Live || info.Phase == registry.Preparing)
 }
 
 // prepare has the loader make a peer's plan, and wake the rooms that wait for it.
@@ -194,11 +204,16 @@ func (t *peerTable) prepare(agent string, prep *registry.Preparation[*wiredPeer]
 	}
 	// What is left of the queue is for dropping peers, which cannot be refused.
 	if len(t.jobs) >= t.m.cfg.limits.LoadQueue || !t.enqueue(job) {
-		for prep != nil {
-			prep = prep.Fail(fmt.Errorf("%w: %w: too many registrations at once", nixlkv.ErrPeerStale, nixlkv.ErrLimit))
-		}
-		go t.wake(agent) // the caller may hold a room that waits for it too
+		t.putOff(agent, prep, errors.New("too many registrations at once"))
 	}
+}
+
+// putOff leaves a peer for later: a room that needs it has it taken up.
+func (t *peerTable) putOff(agent string, prep *registry.Preparation[*wiredPeer], why error) {
+	for prep != nil {
+		prep = prep.Fail(fmt.Errorf("%w: %w: %w", nixlkv.ErrPeerStale, nixlkv.ErrLimit, why))
+	}
+	go t.wake(agent) // the caller may hold a room that waits for it too
 }
 
 // park makes a room wait for a peer that is being taken up. The caller holds r.mu; the room

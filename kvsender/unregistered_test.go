@@ -18,9 +18,9 @@ func (d *decode) ghost(id nixlkv.Room, agent string, ranks int) {
 	})
 }
 
-// TestStrangersDoNotSpoilRooms: metadata of agents that have not registered, before a room is
+// TestUnregisteredDoNotSpoilRooms: metadata of agents that have not registered, before a room is
 // opened and after, neither fill it nor contradict what its decode tells.
-func TestStrangersDoNotSpoilRooms(t *testing.T) {
+func TestUnregisteredDoNotSpoilRooms(t *testing.T) {
 	eachDialect(t, func(t *testing.T, e *nixl.Engine, frames int) {
 		p := newPair(t, e, frames, WithLimits(Limits{Rooms: 3}))
 		p.d.register(p.d.registration())
@@ -63,23 +63,42 @@ func TestUnregisteredDecode(t *testing.T) {
 	})
 }
 
-func TestStrangersAreBounded(t *testing.T) {
-	var s strangers
+func TestUnregisteredAreBounded(t *testing.T) {
+	var s unregistered
 	for round := range 3 {
-		for i := range nixlkv.Room(2 * maxStrangers) {
+		for i := range nixlkv.Room(2 * maxUnregistered) {
 			s.note(i, nixlkv.ErrNotRegistered)
 			if round == 1 && i%3 == 0 && s.take(i) == nil {
 				t.Fatalf("room %d is not remembered", i)
 			}
 		}
 	}
-	if len(s.rooms) > maxStrangers || len(s.oldest) != maxStrangers {
+	if len(s.rooms) > maxUnregistered || len(s.oldest) != maxUnregistered {
 		t.Errorf("%d rooms in the map, %d in the ring", len(s.rooms), len(s.oldest))
 	}
-	if s.take(2*maxStrangers-1) == nil || s.take(2*maxStrangers-1) != nil {
+	if s.take(2*maxUnregistered-1) == nil || s.take(2*maxUnregistered-1) != nil {
 		t.Error("the last room is not remembered once")
 	}
 	if s.take(0) != nil {
 		t.Error("the oldest is still remembered")
 	}
+}
+
+// TestTruncatedMetadataSpoilNoRoom: what is left of a message that names a room, up to its agent,
+// could be anybody's.
+func TestTruncatedMetadataSpoilNoRoom(t *testing.T) {
+	eachDialect(t, func(t *testing.T, e *nixl.Engine, frames int) {
+		p := newPair(t, e, frames)
+		p.d.register(p.d.registration())
+		s := open(t, p.m, 80)
+		whole := [][]byte{[]byte("NixlMsgGuard"), []byte("80"), []byte("127.0.0.1"), []byte("9"), []byte("ghost"), {1, 2, 3}, []byte("x"), []byte("-1")}
+		for n := 2; n <= len(whole); n++ {
+			p.d.sendRaw(whole[:n])
+		}
+		p.d.tell(80, []int32{3}, 1)
+		ok(t, s.Begin(Plan{Pages: 1, Aux: Aux(1)}))
+		ok(t, s.Finish([]int32{2}, nil))
+		ok(t, s.Wait(within(t)))
+		ok(t, s.Close())
+	})
 }
