@@ -183,7 +183,7 @@ func (t *peerTable) prepare(agent string, prep *registry.Preparation[*wiredPeer]
 		return
 	}
 	// What is left of the queue is for dropping peers, which cannot be refused.
-	if len(t.jobs) >= t.m.cfg.limits.LoadQueue || !t.enqueue(func() { t.begin(prep) }) {
+	if len(t.jobs) >= t.m.cfg.limits.LoadQueue || !t.enqueue(func() { t.takeUp(agent, prep) }) {
 		for prep != nil {
 			prep = prep.Fail(fmt.Errorf("%w: %w: too many registrations at once", nixlkv.ErrPeerStale, nixlkv.ErrLimit))
 		}
@@ -191,22 +191,32 @@ func (t *peerTable) prepare(agent string, prep *registry.Preparation[*wiredPeer]
 	}
 }
 
-// begin makes a peer's plan and has the first connection made; finish follows when it is there,
-// or cannot be.
-func (t *peerTable) begin(prep *registry.Preparation[*wiredPeer]) {
+// takeUp makes a peer's plan and wakes the rooms that wait for it.
+func (t *peerTable) takeUp(agent string, prep *registry.Preparation[*wiredPeer]) {
 	started := time.Now()
-	p := prep.Peer()
-	w, err := t.wire(p)
-	if err != nil || len(w.aux.buffers) == 0 {
-		t.finish(prep, w, started, err)
-		return
-	}
-	t.probes.read(w.remote, w.aux.buffers[0].dst, func(err error) { t.finish(prep, w, started, staleIfBusy(err)) })
+	t.begin(prep, func(err error) {
+		if err != nil {
+			t.m.warn.Warn("a decode cannot be sent to", zap.String("decode", agent), zap.Error(err))
+		} else {
+			t.m.log.Info("decode taken up", zap.String("decode", agent), zap.Duration("took", time.Since(started)))
+		}
+		t.wake(agent)
+	})
 }
 
-// finish ends a preparation and wakes the rooms that wait for it.
-func (t *peerTable) finish(prep *registry.Preparation[*wiredPeer], w *wiredPeer, started time.Time, err error) {
-	agent := prep.Peer().Agent
+// begin makes a peer's plan and has the first connection made. done is called when the peer is
+// live, or cannot be; perhaps at once.
+func (t *peerTable) begin(prep *registry.Preparation[*wiredPeer], done func(error)) {
+	w, err := t.wire(prep.Peer())
+	if err != nil || len(w.aux.buffers) == 0 {
+		t.finish(prep, w, err, done)
+		return
+	}
+	t.probes.read(w.remote, w.aux.buffers[0].dst, func(err error) { t.finish(prep, w, staleIfBusy(err), done) })
+}
+
+// finish ends a preparation, and begins the one that follows from it.
+func (t *peerTable) finish(prep *registry.Preparation[*wiredPeer], w *wiredPeer, err error, done func(error)) {
 	var next *registry.Preparation[*wiredPeer]
 	if err == nil {
 		next, err = prep.Attach(w)
@@ -216,16 +226,11 @@ func (t *peerTable) finish(prep *registry.Preparation[*wiredPeer], w *wiredPeer,
 		}
 		next = prep.Fail(err)
 	}
-	switch {
-	case next != nil:
-		t.begin(next)
+	if next != nil {
+		t.begin(next, done)
 		return
-	case err != nil:
-		t.m.warn.Warn("a decode cannot be sent to", zap.String("decode", agent), zap.Error(err))
-	default:
-		t.m.log.Info("decode taken up", zap.String("decode", agent), zap.Duration("took", time.Since(started)))
 	}
-	t.wake(agent)
+	done(err)
 }
 
 // park makes a room wait for a peer that is being taken up. The caller holds r.mu; the room

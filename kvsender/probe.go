@@ -34,7 +34,17 @@ type probe struct {
 	t        *nixl.Transfer
 	remote   *nixl.Remote
 	deadline time.Time
-	done     func(error) // nil once it was told that the peer does not answer in time
+	late     bool          // it was told that the peer does not answer
+	done     []func(error) // who waits for it
+}
+
+// tell tells those who wait.
+func (x *probe) tell(err error) {
+	done := x.done
+	x.done = nil
+	for _, f := range done {
+		f(err)
+	}
 }
 
 const (
@@ -83,8 +93,12 @@ func (p *prober) free() error {
 // not come in time; perhaps at once.
 func (p *prober) read(r *nixl.Remote, addr uint64, done func(error)) {
 	for _, x := range p.flying {
-		if x.remote.Name() == r.Name() {
-			done(fmt.Errorf("%w: %s has not answered an earlier read", nixlkv.ErrPeerStale, r.Name()))
+		switch {
+		case x.late && x.remote.Name() == r.Name():
+			done(fmt.Errorf("%w: %s has not answered an earlier read: %w", nixlkv.ErrPeerStale, r.Name(), context.DeadlineExceeded))
+			return
+		case !x.late && x.remote == r:
+			x.done = append(x.done, done)
 			return
 		}
 	}
@@ -92,7 +106,7 @@ func (p *prober) read(r *nixl.Remote, addr uint64, done func(error)) {
 		done(nil)
 		return
 	}
-	x := &probe{t: p.agent.NewTransfer(), remote: r, deadline: time.Now().Add(p.timeout), done: done}
+	x := &probe{t: p.agent.NewTransfer(), remote: r, deadline: time.Now().Add(p.timeout), done: []func(error){done}}
 	err := p.remote.Clear()
 	if err == nil {
 		err = p.remote.Append(nixl.Desc{Addr: addr, Len: 1})
@@ -132,18 +146,15 @@ func (p *prober) look(now time.Time) (pause time.Duration) {
 	var tell []func()
 	kept := p.flying[:0]
 	for i, x := range p.flying {
-		done := x.done
-		switch {
-		case p.statuses[i] != nixl.InProgress:
+		if p.statuses[i] != nixl.InProgress {
 			err := errors.Join(x.t.Err(), x.t.Release())
-			if done != nil {
-				tell = append(tell, func() { done(err) })
-			}
+			tell = append(tell, func() { x.tell(err) })
 			continue
-		case done != nil && now.After(x.deadline):
-			x.done = nil
+		}
+		if !x.late && now.After(x.deadline) {
+			x.late = true
 			tell = append(tell, func() {
-				done(fmt.Errorf("%w: no connection within %v: %w", nixl.ErrInProgress, p.timeout, context.DeadlineExceeded))
+				x.tell(fmt.Errorf("%w: no connection within %v: %w", nixl.ErrInProgress, p.timeout, context.DeadlineExceeded))
 			})
 		}
 		kept = append(kept, x)
@@ -163,9 +174,7 @@ func (p *prober) look(now time.Time) (pause time.Duration) {
 // giveUp tells all that are still waited for. Their reads go on until they settle.
 func (p *prober) giveUp(reason error) {
 	for _, x := range p.flying {
-		if done := x.done; done != nil {
-			x.done = nil
-			done(reason)
-		}
+		x.late = true
+		x.tell(reason)
 	}
 }

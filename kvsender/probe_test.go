@@ -184,6 +184,37 @@ func TestCloseWithSilentPeer(t *testing.T) {
 	ok(t, p.m.Close())
 }
 
+// Who asks for a read that is under way waits for that.
+func TestReadsAreShared(t *testing.T) {
+	s := newSilencing()
+	p := newPair(t, nixl.OpenOver(s, nixl.Embedded, zap.NewNop()), 25)
+	name, addr := p.d.agent.Name(), uint64(p.d.mem.aux.Addr())
+	r, err := p.m.agent.Load(p.d.registration().AgentMetadata)
+	ok(t, err)
+	own, err := newProber(p.m.agent, time.Hour)
+	ok(t, err)
+	t.Cleanup(func() {
+		ok(t, p.m.Close())
+		ok(t, own.free())
+	})
+	s.set(name, true)
+	told := 0
+	for range 3 {
+		own.read(r, addr, func(err error) {
+			told++
+			ok(t, err)
+		})
+	}
+	if pause := own.look(time.Now()); pause == 0 || told != 0 || s.readsOf(name) != 1 {
+		t.Errorf("%v until the next look, %d told, %d reads", pause, told, s.readsOf(name))
+	}
+	s.set(name, false)
+	p.d.until("the end of the read", func() bool { return own.look(time.Now()) == 0 })
+	if told != 3 {
+		t.Errorf("%d told", told)
+	}
+}
+
 // Beyond the bound peers are taken up without a first read.
 func TestManySilentPeers(t *testing.T) {
 	e, err := nixl.Open(nixl.Embedded)
@@ -193,7 +224,7 @@ func TestManySilentPeers(t *testing.T) {
 	ok(t, err)
 	full := &prober{agent: p.m.agent}
 	for range maxProbes {
-		full.flying = append(full.flying, &probe{remote: new(nixl.Remote)})
+		full.flying = append(full.flying, &probe{remote: new(nixl.Remote), late: true})
 	}
 	told := errors.New("not told")
 	full.read(r, uint64(p.d.mem.aux.Addr()), func(err error) { told = err })
