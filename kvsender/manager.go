@@ -59,6 +59,7 @@ type Manager struct {
 	changedRooms []*room
 	changedSpare []*room
 	changedLost  bool
+	polled       bool
 
 	listening  chan struct{}   // closed once ctl is set, or will not be
 	ctx        context.Context // ends when closing begins

@@ -107,6 +107,7 @@ type config struct {
 	log              *zap.Logger
 	bootstrapTimeout time.Duration
 	settleTimeout    time.Duration
+	probeTimeout     time.Duration // of the first connection to a peer
 	closeTimeout     time.Duration
 	workers          int
 	policy           bootstrap.AllocationPolicy
@@ -128,6 +129,7 @@ func defaultConfig() config {
 		log:              zap.NewNop(),
 		bootstrapTimeout: DefaultBootstrapTimeout,
 		settleTimeout:    DefaultSettleTimeout,
+		probeTimeout:     probeTimeout,
 		closeTimeout:     DefaultCloseTimeout,
 		workers:          DefaultWorkers,
 	}
