@@ -28,7 +28,8 @@ const (
 type side interface {
 	start()
 	stop()
-	report(*report)
+	counts() *tally
+	report(*report) // what it holds, and what is busy
 	close(context.Context) error
 }
 
@@ -129,25 +130,14 @@ func (x *child) do(command string, r *report) error {
 	default:
 		return fmt.Errorf("%w: command %q", errPlan, command)
 	}
-	if command != cmdCount {
+	t := x.side.counts()
+	t.report(r)
+	if command == cmdSample {
 		x.side.report(r)
-	} else {
-		x.count(r)
+		r.Latency = t.latency.take()
 	}
 	r.Goroutines = runtime.NumGoroutine()
 	return nil
-}
-
-// count is a report without what only a sample takes.
-func (x *child) count(r *report) {
-	switch s := x.side.(type) {
-	case *prefill:
-		s.tally.report(r)
-	case *decodes:
-		s.tally.report(r)
-	case *guests:
-		s.tally.report(r)
-	}
 }
 
 // untilIdle waits until no room needs anything any more, and gives what still does.

@@ -3,57 +3,94 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"text/tabwriter"
 	"time"
 )
+
+// intervals are those of one kind.
+type intervals struct {
+	name, command string // what the guests do meanwhile
+	took          time.Duration
+	latency       times // of the rooms of the peers that are there
+	guests        uint64
+}
+
+// rounds is how often the kinds of intervals take turns.
+const rounds = 5
 
 // compareGuests measures the rooms of peers that are there while others come. Intervals in
 // which nobody comes, in which decodes come and go without meeting the prefill, and in which
 // each is met take turns, so that what else the machine does meets all of them: the difference
 // between the last two is what wiring a new peer up costs the others.
 func (r *run) compareGuests(ctx context.Context) error {
-	kinds := []struct {
-		name, command string
-		latency       times
-		took          time.Duration
-		guests        uint64
-	}{{name: "nobody comes"}, {name: "decodes made, not met", command: cmdPass}, {name: "decodes met", command: cmdVisit}}
-	const rounds = 5
-	interval := r.duration / time.Duration(rounds*len(kinds))
+	kinds := []*intervals{
+		{name: "nobody comes", command: cmdStop, latency: times{}},
+		{name: "decodes made, not met", command: cmdPass, latency: times{}},
+		{name: "decodes met", command: cmdVisit, latency: times{}},
+	}
 	if err := r.each(cmdGo, r.decodes, nil); err != nil {
 		return err
 	}
+	first, _, err := r.sample()
+	if err != nil {
+		return err
+	}
+	last := first
 	for range rounds {
-		for i := range kinds {
-			k := &kinds[i]
-			before, err := r.arrivedGuests(k.command)
-			if err != nil {
+		for _, k := range kinds {
+			if last, err = r.interval(ctx, k, r.duration/time.Duration(rounds*len(kinds))); err != nil {
 				return err
 			}
-			if _, _, err := r.sample(); err != nil {
-				return err
-			}
-			begun := time.Now()
-			if err := r.pass(ctx, interval); err != nil {
-				return err
-			}
-			s, _, err := r.sample()
-			if err != nil {
-				return err
-			}
-			k.took += time.Since(begun)
-			if k.latency == nil {
-				k.latency = times{}
-			}
-			k.latency.merge(s.latency)
-			after, err := r.arrivedGuests("")
-			if err != nil {
-				return err
-			}
-			k.guests += after - before
 		}
 	}
-	w := tabwriter.NewWriter(r.out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	if err := printIntervals(r.out, kinds); err != nil {
+		return err
+	}
+	a, b := &first.prefill, &last.prefill
+	fmt.Fprintf(r.out, "the prefill before and after it met %d decodes that are gone: %.1f and %.1f MiB, %d and %d files, %d and %d remotes\n",
+		kinds[len(kinds)-1].guests, mib(a.settled), mib(b.settled), a.files, b.files, a.held["remotes"], b.held["remotes"])
+	return nil
+}
+
+// interval is one interval of a kind.
+func (r *run) interval(ctx context.Context, k *intervals, d time.Duration) (s sample, err error) {
+	before, err := r.tellGuests(k.command)
+	if err != nil {
+		return s, err
+	}
+	if _, _, err := r.sample(); err != nil { // ends what came before
+		return s, err
+	}
+	begun := time.Now()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+		return s, context.Cause(ctx)
+	}
+	if s, _, err = r.sample(); err != nil {
+		return s, err
+	}
+	k.took += time.Since(begun)
+	k.latency.merge(s.latency)
+	after, err := r.tellGuests(cmdStop)
+	k.guests += after - before
+	return s, err
+}
+
+// tellGuests tells the guests what to do, and gives how many there were before.
+func (r *run) tellGuests(command string) (n uint64, err error) {
+	err = r.each(command, []*process{r.guest}, func(_ *process, a *report) error {
+		n = a.Arrived
+		return nil
+	})
+	return n, err
+}
+
+func printIntervals(out io.Writer, kinds []*intervals) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "\tdecodes\trooms\trooms/s\tp50 ms\tp90 ms\tp99 ms\tp99.9 ms\tmax ms\tp99 by time\t")
 	for _, k := range kinds {
 		n := k.latency.count()
@@ -64,28 +101,4 @@ func (r *run) compareGuests(ctx context.Context) error {
 		fmt.Fprintf(w, "%.2f\t\n", ms(k.latency.byTime().quantile(0.99)))
 	}
 	return w.Flush()
-}
-
-// arrivedGuests counts the guests, after it has told them what to do; without a command they
-// end.
-func (r *run) arrivedGuests(command string) (n uint64, err error) {
-	if command == "" {
-		command = cmdStop
-	}
-	err = r.each(command, []*process{r.guest}, func(_ *process, a *report) error {
-		n = a.Arrived
-		return nil
-	})
-	return n, err
-}
-
-func (r *run) pass(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

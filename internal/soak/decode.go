@@ -139,9 +139,9 @@ func (d *decodes) stop() {
 	d.streams.Wait()
 }
 
+func (d *decodes) counts() *tally { return &d.tally }
+
 func (d *decodes) report(r *report) {
-	d.tally.report(r)
-	r.Latency = d.tally.latency.take()
 	r.Held, r.Busy = map[string]int{}, map[string]int{}
 	for _, x := range d.managers {
 		s := x.manager.Stats()

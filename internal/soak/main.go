@@ -39,7 +39,6 @@ type options struct {
 	plan     plan
 	duration time.Duration
 	growth   float64 // percent
-	guests   bool
 }
 
 // runProgram is the program; it gives the exit code.
@@ -89,7 +88,7 @@ func parseFlags(args []string, out io.Writer) (o options, err error) {
 	f.IntVar(&o.plan.PageBytes, "page-bytes", 1024, "`bytes` of a page of a region")
 	f.IntVar(&o.plan.Pool, "pool", 0, "more `pages` of each region, which no room uses")
 	f.Float64Var(&o.growth, "growth", 5, "`percent` by which resident memory may grow; 0: it is not judged")
-	f.BoolVar(&o.guests, "guests", false, "measure while other decodes come and go")
+	f.BoolVar(&o.plan.Guests, "guests", false, "measure while other decodes come and go")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
@@ -98,7 +97,7 @@ func parseFlags(args []string, out io.Writer) (o options, err error) {
 		return o, fmt.Errorf("%w: %q", errPlan, f.Args())
 	case o.plan.Rooms == 0 && o.duration <= 0:
 		return o, fmt.Errorf("%w: -duration %v", errPlan, o.duration)
-	case o.guests && o.plan.Rooms != 0:
+	case o.plan.Guests && o.plan.Rooms != 0:
 		return o, fmt.Errorf("%w: -guests takes a -duration, no -rooms", errPlan)
 	}
 	if _, err := parseKind(o.plan.Engine); err != nil {

@@ -24,6 +24,7 @@ type plan struct {
 	Pages     int // of a room
 	PageBytes int
 	Pool      int // pages that no room uses: they make the lists longer that are prepared for a peer
+	Guests    bool
 }
 
 const (

@@ -13,6 +13,9 @@ import (
 	"github.com/nixlkv/nixlkv/nixl"
 )
 
+// guestTimeout is for the room of the next guest, who may not come for long.
+const guestTimeout = 24 * time.Hour
+
 // prefill is the prefill's process.
 type prefill struct {
 	plan    *plan
@@ -38,8 +41,12 @@ func newPrefill(ctx context.Context, p *plan, engine *nixl.Engine) (_ *prefill, 
 	if f.boot, err = bootstrap.Listen("127.0.0.1:0"); err != nil {
 		return nil, err
 	}
-	f.manager, err = kvsender.NewManager(ctx, f.mem.layout(), kvsender.WithEngine(engine), kvsender.WithMemory(f.mem.buf),
-		kvsender.WithBootstrap(f.addr()), kvsender.WithCloseTimeout(closeTimeout))
+	opts := []kvsender.Option{kvsender.WithEngine(engine), kvsender.WithMemory(f.mem.buf),
+		kvsender.WithBootstrap(f.addr()), kvsender.WithCloseTimeout(closeTimeout)}
+	if p.Guests {
+		opts = append(opts, kvsender.WithBootstrapTimeout(guestTimeout))
+	}
+	f.manager, err = kvsender.NewManager(ctx, f.mem.layout(), opts...)
 	return f, err
 }
 
@@ -57,6 +64,9 @@ func (f *prefill) start() {
 				}
 			}
 		})
+	}
+	if !f.plan.Guests {
+		return
 	}
 	f.streams.Go(func() {
 		for room := firstGuestRoom; f.send(ctx, room, f.plan.InFlight); room++ {
@@ -132,10 +142,10 @@ func (f *prefill) stop() {
 	f.streams.Wait()
 }
 
+func (f *prefill) counts() *tally { return &f.tally }
+
 func (f *prefill) report(r *report) {
 	s := f.manager.Stats()
-	f.tally.report(r)
-	r.Latency = f.tally.latency.take()
 	r.Held = map[string]int{"peers": len(s.Peers), "registrations": s.Agent.Registrations, "remotes": s.Agent.Remotes,
 		"prepared": s.Agent.Prepared, "lists": s.Agent.Lists, "connections": s.Control.Endpoints}
 	r.Busy = map[string]int{"rooms": s.Rooms, "transfers": s.Agent.Transfers, "in flight": s.Agent.InFlight,

@@ -38,7 +38,7 @@ func (r *run) do(ctx context.Context) (err error) {
 		return err
 	}
 	var problems []string
-	if r.guests {
+	if r.plan.Guests {
 		err = r.compareGuests(ctx)
 	} else {
 		problems, err = r.soak(ctx)
@@ -70,7 +70,7 @@ func (r *run) open() error {
 		}
 		r.decodes = append(r.decodes, d)
 	}
-	if r.guests {
+	if r.plan.Guests {
 		r.guest, _, err = spawn("guest", childConfig{Role: roleGuest, Addr: ready.Addr, Plan: r.plan}, r.log)
 	}
 	return err
