@@ -11,7 +11,9 @@ import (
 func TestIntake(t *testing.T) {
 	start := time.Now()
 	i := newIntake(3)
-	at := func(addr string, after time.Duration) bool { return i.take(netip.MustParseAddr(addr), start.Add(after)) }
+	at := func(addr string, after time.Duration) bool {
+		return i.take(netip.MustParseAddr(addr), start.Add(after))
+	}
 	for n := range 3 {
 		if !at("10.0.0.1", 0) {
 			t.Fatalf("take %d refused", n)
