@@ -91,7 +91,7 @@ func (m *Manager) refused(source netip.Addr, err error) {
 	case fe.HasRoom:
 		m.failAnnounced(fe, err)
 	case fe.Agent != "":
-		m.refusePeer(fe.Agent, err)
+		m.refusePeer(fe.Agent, fe.From, err)
 	}
 }
 

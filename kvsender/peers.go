@@ -137,7 +137,7 @@ func (m *Manager) register(source netip.Addr, g *wire.Registration) {
 		peer, err = peer.WithPages(m.layout.Pages())
 	}
 	if err != nil {
-		m.refusePeer(g.Agent, err)
+		m.refusePeer(g.Agent, g.From, err)
 		return
 	}
 	known, held := m.peers.held(peer.Agent)
@@ -169,12 +169,16 @@ func (m *Manager) register(source netip.Addr, g *wire.Registration) {
 }
 
 // refusePeer keeps an agent known as refused, so that its rooms fail with the reason.
-func (m *Manager) refusePeer(agent string, reason error) {
+func (m *Manager) refusePeer(agent string, from wire.Endpoint, reason error) {
 	m.warn.Warn("refused a registration", zap.String("decode", agent), zap.Error(reason))
 	if _, held := m.peers.held(agent); held {
 		return // anybody can send something under its name
 	}
-	if err := m.peers.Refuse(agent, "", reason); err != nil {
+	addr := "" // not told
+	if !from.IsZero() {
+		addr = from.String()
+	}
+	if err := m.peers.Refuse(agent, addr, reason); err != nil {
 		m.warn.Warn("could not note the refusal", zap.String("decode", agent), zap.Error(err))
 	}
 }

@@ -1,6 +1,7 @@
 package kvsender
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -324,4 +325,98 @@ func TestAbortFlood(t *testing.T) {
 		}
 	}
 	eventually(t, "the strangers to be let go", func() bool { return p.m.Stats().Control.Endpoints == 1 })
+}
+
+// The bounds on messages are the caller's to set.
+func TestMessageLimits(t *testing.T) {
+	p := newPair(t, embeddedEngine(t), 25, WithLimits(Limits{Pages: 3, Regions: 4, FrameBytes: 64 << 10, MetadataBytes: 32 << 10}))
+	p.d.register(p.d.registration())
+	p.transfer(t, 1)
+	p.d.tell(2, []int32{1, 2, 3, 4}, 0)
+	if s := p.d.status(2); s.Status != wire.PollFailed || !strings.Contains(s.Reason, nixlkv.ErrLimit.Error()) {
+		t.Errorf("a room of too many pages was told %+v", s)
+	}
+	for name, change := range map[string]func(*wire.Registration){
+		"regions": func(g *wire.Registration) {
+			g.KVPtrs, g.ItemLens, g.Kinds = append(g.KVPtrs, 1<<20), append(g.ItemLens, g.ItemLens[0]), append(g.Kinds, g.Kinds[0])
+			g.LayerIDs = nil
+		},
+		"metadata": func(g *wire.Registration) { g.AgentMetadata = make([]byte, 40<<10) },
+	} {
+		g := p.d.registration()
+		g.Agent = name
+		change(g)
+		refused := p.m.Stats().Refused
+		p.d.register(g)
+		eventually(t, name, func() bool { return p.m.Stats().Refused == refused+1 })
+	}
+	// A frame over its bound ends the connection, and nothing else.
+	before := p.m.Stats().Control.MessagesIn
+	p.d.sendRaw([][]byte{[]byte("NixlMsgGuard"), make([]byte, 100<<10)})
+	eventually(t, "the end of the connection", func() bool { return p.d.ctl.Stats().Disconnects > 0 })
+	if after := p.m.Stats().Control.MessagesIn; after != before {
+		t.Errorf("%d messages", after-before)
+	}
+	p.transfer(t, 3)
+}
+
+// FuzzReceive takes any bytes for the frames of messages: each frame's length as a uint16,
+// then its bytes, and an empty frame for the end of a message. Whatever comes, the manager
+// counts rightly, answers nobody that may not be, and serves who may.
+func FuzzReceive(f *testing.F) {
+	source := netip.MustParseAddr("127.0.0.77") // nobody listens there
+	add := func(messages ...[][]byte) {
+		var b []byte
+		for _, m := range messages {
+			for _, frame := range m {
+				b = append(binary.LittleEndian.AppendUint16(b, uint16(len(frame))), frame...)
+			}
+			b = append(b, 0xff, 0xff)
+		}
+		f.Add(b)
+	}
+	encode := func(frames [][]byte, err error) [][]byte {
+		if err != nil {
+			f.Fatal(err)
+		}
+		return frames
+	}
+	at := wire.Endpoint{IP: source.String(), Port: 7}
+	meta := &wire.Metadata{Room: 5, From: at, Agent: "a", KVIndices: []int32{1, 2}, Destinations: 2, StateIndices: [][]int32{{1}}}
+	g := &wire.Registration{From: at, Agent: "a", AgentMetadata: []byte("md"), KVPtrs: []uint64{4096}, ItemLens: []uint64{256},
+		Kinds: []wire.Kind{wire.DRAM}, Slots: 4, AuxPtrs: []uint64{1}, TPSize: 1, DCPSize: 1}
+	add(encode(new(wire.Encoder).Registration(g)), encode(new(wire.Encoder).Metadata(meta)),
+		encode(new(wire.Encoder).Abort(&wire.Abort{Room: 5, From: at, Generation: 1, HasGeneration: true})))
+	meta.Destinations = 1
+	add(encode(new(wire.Encoder).Metadata(meta)), encode(new(wire.Encoder).Abort(&wire.Abort{Room: 5})), encode(new(wire.Encoder).Metadata(meta)))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		e, err := nixl.Open(nixl.Embedded)
+		ok(t, err)
+		mem := newKitMemory(t, 1)
+		m, err := NewManager(t.Context(), mem.layout(), WithEngine(e), WithSourceMatching(), WithAllowedPeers(netip.PrefixFrom(source, 32)),
+			WithLimits(Limits{Rooms: 8, Peers: 4, AnnouncedBytes: 4096, Registrations: 3, Strangers: 2}))
+		ok(t, err)
+		var message [][]byte
+		for len(b) >= 2 {
+			n := int(binary.LittleEndian.Uint16(b))
+			b = b[2:]
+			if n == 0xffff {
+				m.receive(source, message)
+				message = nil
+				continue
+			}
+			n = min(n, len(b))
+			message, b = append(message, b[:n:n]), b[n:]
+		}
+		m.receive(source, message)
+		s := m.Stats()
+		checkBacklog(t, m, s.Announced)
+		if s.Announced > 4 || s.AnnouncedBytes > 4096 || len(s.Peers) > 4 || s.Control.Panics != 0 {
+			t.Errorf("%+v", s)
+		}
+		closeManager(t, m)
+		checkBacklog(t, m, 0)
+		ok(t, e.Close())
+		mem.free(t)
+	})
 }

@@ -2,8 +2,11 @@ package kvreceiver_test
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/http/httptest"
 	"net/netip"
 	"testing"
 	"time"
@@ -27,12 +30,23 @@ type fleet struct {
 
 func newFleet(t *testing.T, prefill []kvsender.Option, decode []kvreceiver.Option) *fleet {
 	t.Helper()
+	return newGuardedFleet(t, guard{}, prefill, decode)
+}
+
+// guard is what the bootstrap server asks of its clients.
+type guard struct {
+	server []bootstrap.ServerOption
+	client []bootstrap.ClientOption
+}
+
+func newGuardedFleet(t *testing.T, g guard, prefill []kvsender.Option, decode []kvreceiver.Option) *fleet {
+	t.Helper()
 	f := &fleet{t: t, engine: must(nixl.Open(nixl.Embedded))}
 	t.Cleanup(func() { check(f.engine.Close()) })
-	f.p = &examplePrefill{boot: must(bootstrap.Listen("127.0.0.1:0")), mem: newMemory()}
+	f.p = &examplePrefill{boot: must(bootstrap.Listen("127.0.0.1:0", g.server...)), mem: newMemory()}
 	f.p.addr = f.p.boot.Endpoint().String()
 	f.p.m = must(kvsender.NewManager(t.Context(), f.p.mem.layout, append(prefill,
-		kvsender.WithEngine(f.engine), kvsender.WithMemory(f.p.mem.buf), kvsender.WithBootstrap(f.p.addr))...))
+		kvsender.WithEngine(f.engine), kvsender.WithMemory(f.p.mem.buf), kvsender.WithBootstrap(f.p.addr, g.client...))...))
 	t.Cleanup(func() { check(errors.Join(f.p.m.Close(), f.p.boot.Close(), f.p.mem.buf.Free())) })
 	f.m, f.mem = f.decode(decode...)
 	return f
@@ -189,5 +203,46 @@ func TestNetworksAndSources(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 		})
+	}
+}
+
+// All of it at once: TLS, token and networks at the bootstrap server, CURVE, networks and
+// sources at the control sockets.
+func TestAllGuards(t *testing.T) {
+	ca := httptest.NewUnstartedServer(nil)
+	ca.StartTLS()
+	defer ca.Close()
+	roots := x509.NewCertPool()
+	roots.AddCert(ca.Certificate())
+	loopback := netip.MustParsePrefix("127.0.0.1/32")
+	trusting := bootstrap.WithClientTLS(&tls.Config{RootCAs: roots})
+	g := guard{
+		server: []bootstrap.ServerOption{
+			bootstrap.WithTLS(&tls.Config{Certificates: ca.TLS.Certificates}), bootstrap.WithToken("secret"), bootstrap.WithAllowedClients(loopback),
+		},
+		client: []bootstrap.ClientOption{trusting, bootstrap.WithClientToken("secret")},
+	}
+	keys := must(nixlkv.NewCurve())
+	guarded := []kvreceiver.Option{kvreceiver.WithCurve(keys), kvreceiver.WithAllowedPeers(loopback), kvreceiver.WithSourceMatching()}
+	f := newGuardedFleet(t, g,
+		[]kvsender.Option{kvsender.WithCurve(keys), kvsender.WithAllowedPeers(loopback), kvsender.WithSourceMatching()},
+		append(guarded, kvreceiver.WithBootstrapClient(g.client...)))
+	f.move(1)
+
+	soon := kvreceiver.WithConnectTimeout(500 * time.Millisecond)
+	for name, opts := range map[string][]bootstrap.ClientOption{
+		"no TLS": {bootstrap.WithClientToken("secret")}, "no token": {trusting}, "another token": {trusting, bootstrap.WithClientToken("Secret")},
+		"no trust": {bootstrap.WithClientTLS(&tls.Config{}), bootstrap.WithClientToken("secret")},
+	} {
+		m, _ := f.decode(append(guarded, kvreceiver.WithBootstrapClient(opts...), soon)...)
+		r := must(m.Open(2, f.p.addr))
+		if err := r.Connect(t.Context()); err == nil {
+			t.Errorf("%s: connected", name)
+		}
+		check(r.Close())
+	}
+	f.move(3)
+	if s := f.p.m.Stats(); len(s.Peers) != 1 {
+		t.Errorf("%d peers", len(s.Peers))
 	}
 }
