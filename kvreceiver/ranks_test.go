@@ -177,7 +177,7 @@ func TestDPRankQuery(t *testing.T) {
 			// Nobody ever tells.
 			q.p.refusing("", 0, "")
 			r = q.open(10)
-			ctx, cancel := contextOf(100)
+			ctx, cancel := contextOf(2000)
 			defer cancel()
 			checkError(t, r, r.Connect(ctx), nixlkv.ErrNotReady, "room 10")
 			ok(t, r.Close())

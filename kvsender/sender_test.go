@@ -360,7 +360,7 @@ func TestDecodeAborts(t *testing.T) {
 
 func TestPrefillGivesUp(t *testing.T) {
 	eachDialect(t, func(t *testing.T, e *nixl.Engine, frames int) {
-		p := newPair(t, e, frames, WithBootstrapTimeout(200*time.Millisecond))
+		p := newPair(t, e, frames)
 		p.d.register(p.d.registration())
 		s := open(t, p.m, 60)
 		p.d.tell(60, []int32{1}, 0)
@@ -368,21 +368,26 @@ func TestPrefillGivesUp(t *testing.T) {
 		ok(t, err)
 		s.Abort("")
 		wantFailure(t, s, p.d, nixlkv.ErrAborted, "Aborted by AbortReq.")
-
-		s = open(t, p.m, 61) // one decode of two tells
-		p.d.tell(61, []int32{1}, 0, func(m *wire.Metadata) { m.Destinations = 2 })
-		wantFailure(t, s, p.d, nixlkv.ErrTimeout, "timed out after 0.2s in KVPoll.Bootstrapping")
-
-		p.d.tell(62, []int32{1}, 0) // nobody opens it
-		if st := p.d.status(62); !strings.Contains(st.Reason, "never opened") {
-			t.Errorf("told %+v", st)
-		}
 		s = open(t, p.m, 63)
 		p.d.tell(63, []int32{1}, 0)
 		_, err = s.WaitBootstrapped(within(t))
 		ok(t, err)
 		s.FailedElsewhere([]nixlkv.RankReport{{Rank: 1, State: nixlkv.RankFailed, Reason: "out of memory"}})
 		wantFailure(t, s, p.d, nixlkv.ErrAnotherRank, "NIXL KVSender Exception")
+	})
+}
+
+func TestBootstrapTimeout(t *testing.T) {
+	eachDialect(t, func(t *testing.T, e *nixl.Engine, frames int) {
+		p := newPair(t, e, frames, WithBootstrapTimeout(200*time.Millisecond))
+		p.d.register(p.d.registration())
+		s := open(t, p.m, 61) // one decode of two tells
+		p.d.tell(61, []int32{1}, 0, func(m *wire.Metadata) { m.Destinations = 2 })
+		wantFailure(t, s, p.d, nixlkv.ErrTimeout, "timed out after 0.2s in KVPoll.Bootstrapping")
+		p.d.tell(62, []int32{1}, 0) // nobody opens it
+		if st := p.d.status(62); !strings.Contains(st.Reason, "never opened") {
+			t.Errorf("told %+v", st)
+		}
 	})
 }
 
