@@ -1,9 +1,11 @@
 package interop
 
+import "slices"
+
 // ranksSetups have several ranks on a side.
 func ranksSetups() []*setup {
 	return []*setup{
-		pp2(), pp2Unequal(), mlaPP2(),
+		pp2(), pp2ToPP2(), pp2Unequal(), mlaPP2(),
 		mlaDummy(), mlaTwoDestinations(),
 		tp2("tp2"), mixed(tp2("tp2_sglang_serves"), "tp2", 0),
 		cp2Dummy(), cp2All("cp2_all"), mixed(cp2All("cp2_all_go_serves"), "cp2_all", 1), mixed(cp2All("cp2_all_sglang_serves"), "cp2_all", 0),
@@ -43,6 +45,14 @@ func pp2() *setup {
 			{name: "prefix_full_hit", rooms: []room{{number: 16, send: [][]int32{{}}, aux: 4, prefix: 8, toAux: 4}}},
 		},
 	}
+}
+
+// pp2ToPP2 has as many stages on both sides, which pair.
+func pp2ToPP2() *setup {
+	s := pp2()
+	s.name = "pp2_to_pp2"
+	s.decode = slices.Clone(s.prefill)
+	return s
 }
 
 // pp2Unequal has stages of three layers and of one.

@@ -23,12 +23,13 @@
 //	MLA stages that do not name their layers    0.5.21             0.5.18
 //	host memory, mixed kinds, longer pages      0.5.18             0.5.18
 //	heads by slices, few heads, drafts, stages  0.5.18             0.5.18
-//	heads by slices into host memory            refuses            0.5.18
-//	one head, TP 2 to TP 4                      fails              0.5.18
+//	heads by slices into host memory            refused by SGLang  0.5.18
+//	one head, TP 2 to TP 4                      fails in SGLang    0.5.18
 //	DCP                                         0.5.18             0.5.18
 //	DCP, a draft shared by the ranks            0.5.18, 0.5.19     0.5.18, 0.5.19
 //	DCP, a draft whole on every rank            0.5.20             0.5.20
 //	KV cache sharding                           0.5.23             0.5.23
+//	layers dealt out to CP ranks                0.5.18             refused by this library
 //	mamba, swa, dsa, swa_ring, c128_state,
 //	minimax_index_k; stages, hybrid MLA         0.5.18             0.5.18
 //	dsa_tail, qsa_pending, qsa_compressed       0.5.20             0.5.18
@@ -42,9 +43,8 @@
 //
 // Not tested here, for want of a GPU: chunks that SGLang's prefill packs for DCP (it sends what
 // does not fit the buffer as it does here), the descriptors that 0.5.23 prepares for state, and GPU
-// memory itself; what is VRAM on the wire is host memory on both sides. Staging buffers,
-// enable_dsa_cache_layer_split and enable_cp_tp_group_sharing are not tested because this library
-// refuses them.
+// memory itself; what is VRAM on the wire is host memory on both sides. Staging buffers and
+// enable_cp_tp_group_sharing are not tested because this library refuses them.
 //
 // PEER_PYTHON names a Python with SGLang's dependencies and SGLANG_SRC a folder of its
 // releases; make test fetches both. Without them the tests are skipped, unless CI is true or
