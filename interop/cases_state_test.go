@@ -85,12 +85,12 @@ func dsaTail() *setup {
 			// A row, the first token and the number of two pieces, and the tokens of the ring.
 			{name: "tail_in_two_pieces", rooms: []room{{number: 1, send: [][]int32{{4, 5}, {9}}, aux: 1, to: []int32{1, 2, 3}, toAux: 1,
 				sendState: [][]int32{{4, 5, 9}, {3, 8, 2, 0, 3, 10}, {5}, {3, 4, 9}},
-				toState:   [][]int32{{1, 2, 3}, {5, 2, 5, 0, 0, 7}, {7}, {8, 9, 2}}}}},
+				toState:   [][]int32{{1, 2, 3}, {13, 2, 5, 0, 0, 7}, {7}, {8, 9, 2}}}}},
 			{name: "two_rooms", rooms: []room{
 				{number: 2, send: [][]int32{{10}}, aux: 2, to: []int32{4}, toAux: 2,
 					sendState: [][]int32{{10}, {0, 9, 1, 0, 1, 10}, {0}, {10}}, toState: [][]int32{{4}, {15, 6, 1, 0, 1, 7}, {0}, {31}}},
 				{number: 3, send: [][]int32{{11, 12}}, aux: 3, to: []int32{6, 5}, toAux: 3,
-					sendState: [][]int32{{11, 12}, {15, 3, 4, 0, 0, 10}, {7}, {11, 12}}, toState: [][]int32{{6, 5}, {0, 0, 4, 0, 0, 7}, {1}, {6, 5}}},
+					sendState: [][]int32{{11, 12}, {15, 3, 4, 0, 0, 10}, {7}, {11, 12}}, toState: [][]int32{{6, 5}, {8, 0, 4, 0, 0, 7}, {1}, {6, 5}}},
 			}},
 			{name: "no_tail", rooms: []room{{number: 4, send: [][]int32{{13}}, aux: 4, to: []int32{7}, toAux: 4,
 				sendState: [][]int32{{13}, {}, {1}, {13}}, toState: [][]int32{{7}, {}, {2}, {7}}}}},

@@ -66,6 +66,10 @@ func checkSetup(t *testing.T, s *setup) {
 					for _, slot := range s.slots(i, slots) {
 						use(c.name, fmt.Sprintf("state %d ", i), rank, slot, d.KV.State[i].NumSlots)
 					}
+					// Ranks take what follows a tail's row for rows too when they tell what lies there.
+					if named := s.slots(i, slots); len(named) < len(slots) && slices.Max(slots[1:]) >= named[0] {
+						t.Errorf("%s: the tail %v would tell of other rooms' rows", c.name, slots)
+					}
 					if len(slots) != len(r.sendState[i]) {
 						t.Errorf("%s: %d slots of state %d sent, and %d asked for", c.name, len(r.sendState[i]), i, len(slots))
 					}
