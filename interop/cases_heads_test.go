@@ -1,11 +1,14 @@
 package interop
 
+import "fmt"
+
 // headsSetups have as many heads a rank as it takes, not the same on both sides: slices of pages
 // are sent.
 func headsSetups() []*setup {
 	return []*setup{
-		headsTP1To("heads_tp1_to_tp2", 2), headsTP1To("heads_tp1_to_tp4", 4), headsTP2ToTP1(),
-		oneHeadTP1ToTP2(), oneHeadTP2ToTP1(), headsPP2(),
+		headsTP1To("heads_tp1_to_tp2", 2), headsTP1To("heads_tp1_to_tp4", 4), headsDraft(),
+		headsTP2ToTP1(), headsTP2ToTP4(), headsTP4To("heads_tp4_to_tp2", 2), headsTP4To("heads_tp4_to_tp1", 1),
+		oneHeadTP1ToTP2(), oneHeadTP2ToTP1(), oneHeadTP2ToTP4(), headsPP2(),
 	}
 }
 
@@ -62,13 +65,57 @@ func oneHeadTP2ToTP1() *setup {
 	}
 }
 
-// headsPP2 has two pipeline stages, whose pages go to two decode ranks with the only head.
+// headsPP2 has two pipeline stages with both heads, which go to a decode rank each.
 func headsPP2() *setup {
 	return &setup{
-		name: "one_head_pp2_to_tp2", prefill: pp2().prefill,
+		name: "heads_pp2_to_tp2", prefill: pp2().prefill,
 		decode: rank(2, func(r int) rankConfig {
-			return rankConfig{KV: regions(8, 256).layers(0, 1, 2, 3, 0, 1, 2, 3)}.tp(r, 2)
+			return rankConfig{KV: regions(8, 128).heads(1, 2).layers(0, 1, 2, 3, 0, 1, 2, 3)}.tp(r, 2)
 		}),
 		cases: slicedCases(),
+	}
+}
+
+// headsDraft has a decode with a layer more, of a draft model: its K and V follow all others.
+func headsDraft() *setup {
+	s := headsTP1To("heads_draft", 2)
+	for i := range s.decode {
+		kv := &s.decode[i].KV
+		kv.ItemLens = append(kv.ItemLens, kv.ItemLens[:2]...)
+	}
+	return s
+}
+
+// headsTP4To has four prefill ranks with two heads, each on two ranks that both send it.
+func headsTP4To(name string, n int) *setup {
+	return &setup{
+		name: name,
+		prefill: rank(4, func(r int) rankConfig {
+			return rankConfig{KV: regions(4, 256).heads(1, 2), FillSeed: fmt.Sprintf("head%d", r/2)}.tp(r, 4)
+		}),
+		decode: rank(n, func(r int) rankConfig {
+			return rankConfig{KV: regions(4, 512/n).heads(2/n, 2)}.tp(r, n)
+		}),
+		cases: slicedCases(),
+	}
+}
+
+// headsTP2ToTP4 has two prefill ranks with a head each, which two decode ranks each take.
+func headsTP2ToTP4() *setup {
+	return &setup{
+		name: "heads_tp2_to_tp4", prefill: tp2("").prefill,
+		decode: rank(4, func(r int) rankConfig { return rankConfig{KV: regions(4, 256).heads(1, 2)}.tp(r, 4) }),
+		cases:  slicedCases(),
+	}
+}
+
+// oneHeadTP2ToTP4 has the only head on all ranks of both sides.
+func oneHeadTP2ToTP4() *setup {
+	return &setup{
+		name: "one_head_tp2_to_tp4", golden: "one_head_tp2_to_tp1", alike: true,
+		why:     "its prefill divides by zero if there are fewer heads than ranks on both sides, and the decode has more ranks",
+		prefill: oneHeadTP2ToTP1().prefill,
+		decode:  rank(4, func(r int) rankConfig { return rankConfig{KV: regions(4, 256)}.tp(r, 4) }),
+		cases:   slicedCases(),
 	}
 }

@@ -9,7 +9,7 @@ import (
 
 // oneRankSetups have one rank on either side.
 func oneRankSetups() []*setup {
-	return []*setup{plain(), mixedKinds(), bootstrapTimeout(), mla(), hostPool(), moreRegions(), moreLayers()}
+	return []*setup{plain(), bootstrapTimeout(), mla(), moreRegions(), moreLayers()}
 }
 
 // oneRank is a side with one rank.
@@ -170,22 +170,6 @@ func bootstrapTimeout() *setup {
 	}
 }
 
-// mixedKinds has a decode with some regions in host memory: three pieces, a transfer each.
-func mixedKinds() *setup {
-	return &setup{
-		name: "mixed_kinds", prefill: plain().prefill,
-		decode: oneRank(rankConfig{KV: regions(4, 256).kinds("VRAM", "DRAM", "DRAM", "VRAM")}),
-		cases: []testCase{
-			{name: "chunks", rooms: []room{{number: 1, send: [][]int32{{4, 5}, {6}}, aux: 1, to: []int32{1, 2, 3}, toAux: 1}}},
-			{name: "two_rooms", rooms: []room{
-				{number: 2, send: [][]int32{{7}, {8}, {90, 3, 77}}, aux: 2, to: []int32{4, 127, 9, 0, 64}, toAux: 2},
-				{number: 3, send: [][]int32{{9}}, aux: 3, to: []int32{6}, toAux: 3},
-			}},
-			{name: "prefix_full_hit", rooms: []room{{number: 4, send: [][]int32{{}}, aux: 4, prefix: 4, toAux: 4}}},
-		},
-	}
-}
-
 // mla has one region a layer, whole pages for every rank.
 func mla() *setup {
 	c := rankConfig{IsMLA: true, KV: regions(4, 576)}
@@ -197,22 +181,6 @@ func mla() *setup {
 			}},
 			{name: "chunks", rooms: []room{
 				{number: 2, send: [][]int32{{10, 11, 12}, {20}, {31, 30}}, aux: 1, to: []int32{5, 6, 7, 8, 20, 30}, toAux: 63},
-			}},
-		},
-	}
-}
-
-// hostPool has a decode whose pool is host memory, with room for more in a page (HiSparse).
-func hostPool() *setup {
-	d := rankConfig{IsMLA: true, KV: regions(4, 640).kinds("DRAM")}
-	return &setup{
-		name: "host_pool", prefill: mla().prefill, decode: oneRank(d),
-		cases: []testCase{
-			{name: "contiguous", rooms: []room{
-				{number: 1, send: [][]int32{{1, 2, 3}, {4, 5}}, aux: 1, to: []int32{10, 11, 12, 13, 14}, toAux: 1},
-			}},
-			{name: "scattered", rooms: []room{
-				{number: 2, send: [][]int32{{9, 3, 7}}, aux: 2, to: []int32{20, 127, 0}, toAux: 2},
 			}},
 		},
 	}

@@ -1,12 +1,15 @@
 package interop
 
+import "slices"
+
 // ranksSetups have several ranks on a side.
 func ranksSetups() []*setup {
 	return []*setup{
-		pp2(), pp2Unequal(), mlaPP2(),
+		pp2(), pp2ToPP2(), pp2Unequal(), mlaPP2(),
 		mlaDummy(), mlaTwoDestinations(),
 		tp2("tp2"), mixed(tp2("tp2_sglang_serves"), "tp2", 0),
 		cp2Dummy(), cp2All("cp2_all"), mixed(cp2All("cp2_all_go_serves"), "cp2_all", 1), mixed(cp2All("cp2_all_sglang_serves"), "cp2_all", 0),
+		cp2Layers(),
 	}
 }
 
@@ -30,9 +33,9 @@ func pp2() *setup {
 	return &setup{
 		name: "pp2",
 		prefill: rank(2, func(r int) rankConfig {
-			return rankConfig{KV: regions(4, 256).layers(2*r, 2*r+1, 2*r, 2*r+1)}.pp(r, 2, 2*r, 2*r+2)
+			return rankConfig{KV: regions(4, 256).heads(2, 2).layers(2*r, 2*r+1, 2*r, 2*r+1)}.pp(r, 2, 2*r, 2*r+2)
 		}),
-		decode: oneRank(rankConfig{KV: regions(8, 256).layers(0, 1, 2, 3, 0, 1, 2, 3)}),
+		decode: oneRank(rankConfig{KV: regions(8, 256).heads(2, 2).layers(0, 1, 2, 3, 0, 1, 2, 3)}),
 		cases: []testCase{
 			{name: "one_chunk", rooms: []room{{number: 13, send: [][]int32{{4, 5}}, aux: 1, to: []int32{1, 2}, toAux: 1}}},
 			{name: "two_rooms", rooms: []room{
@@ -42,6 +45,14 @@ func pp2() *setup {
 			{name: "prefix_full_hit", rooms: []room{{number: 16, send: [][]int32{{}}, aux: 4, prefix: 8, toAux: 4}}},
 		},
 	}
+}
+
+// pp2ToPP2 has as many stages on both sides, which pair.
+func pp2ToPP2() *setup {
+	s := pp2()
+	s.name = "pp2_to_pp2"
+	s.decode = slices.Clone(s.prefill)
+	return s
 }
 
 // pp2Unequal has stages of three layers and of one.
@@ -62,7 +73,7 @@ func pp2Unequal() *setup {
 // mlaPP2 has stages that do not name their layers: the span of a stage says which they are.
 func mlaPP2() *setup {
 	return &setup{
-		name: "mla_pp2", since: 21,
+		name: "mla_pp2", since: 21, why: "its prefill refuses stages that do not name their layers",
 		prefill: []rankConfig{
 			rankConfig{IsMLA: true, KV: regions(3, 256)}.pp(0, 2, 0, 3),
 			rankConfig{IsMLA: true, KV: regions(1, 256)}.pp(1, 2, 3, 4),
@@ -146,6 +157,24 @@ func cp2All(name string) *setup {
 			// does not send.
 			{name: "one_chunk", rooms: []room{{number: 1, send: [][]int32{{4, 5, 9, 11}}, aux: 1, to: []int32{1, 2, 4, 5}, toAux: 1}}},
 			{name: "odd_pages", rooms: []room{{number: 2, send: [][]int32{{20, 22, 24, 26, 28}}, aux: 2, to: []int32{10, 12, 14, 16, 18}, toAux: 2}}},
+		},
+	}
+}
+
+// cp2Layers has two context-parallel ranks with the cache of some layers each.
+func cp2Layers() *setup {
+	return &setup{
+		name:    "cp2_layers",
+		refused: "this library's prefill refuses enable_dsa_cache_layer_split",
+		prefill: rank(2, func(r int) rankConfig {
+			c := rankConfig{IsMLA: true, KV: regions(2, 256).layers(2*r, 2*r+1)}.cp(r, 2)
+			c.Parallel.LayerSplit = true
+			return c
+		}),
+		decode: oneRank(rankConfig{IsMLA: true, KV: regions(4, 256).layers(0, 1, 2, 3)}),
+		cases: []testCase{
+			{name: "chunks", rooms: []room{{number: 1, send: [][]int32{{4, 5}, {9}}, aux: 1, to: []int32{1, 2, 4}, toAux: 1}}},
+			{name: "prefix_full_hit", rooms: []room{{number: 2, send: [][]int32{{}}, aux: 2, prefix: 8, toAux: 2}}},
 		},
 	}
 }

@@ -55,6 +55,9 @@ type parallelConfig struct {
 	DCPRank    int `json:"attn_dcp_rank,omitempty"`
 	PPSize     int `json:"pp_size,omitempty"`
 	PPRank     int `json:"pp_rank,omitempty"`
+	// ShardKV deals the pages out to a prefill's ranks, LayerSplit the layers.
+	ShardKV    bool `json:"enable_kv_cache_sharding,omitempty"`
+	LayerSplit bool `json:"enable_dsa_cache_layer_split,omitempty"`
 }
 
 type kvArgsConfig struct {
@@ -63,6 +66,10 @@ type kvArgsConfig struct {
 	StartLayer int    `json:"prefill_start_layer,omitempty"`
 	EndLayer   int    `json:"prefill_end_layer,omitempty"`
 	SWALayout  string `json:"swa_kv_cache_layout,omitempty"`
+	// Drafts are the regions of a speculative model, at the end.
+	Drafts    int   `json:"num_draft_entries,omitempty"`
+	HybridMLA bool  `json:"is_hybrid_mla_backend,omitempty"`
+	Ratios    []int `json:"mla_compression_ratios,omitempty"`
 }
 
 // The names of variables that both sides read.
@@ -86,6 +93,12 @@ func regions(n, itemLen int) kvConfig {
 
 func (c kvConfig) layers(ids ...int) kvConfig {
 	c.LayerIDs = ids
+	return c
+}
+
+// lens gives the regions so many bytes a page each.
+func (c kvConfig) lens(itemLens ...int) kvConfig {
+	c.ItemLens = itemLens
 	return c
 }
 
@@ -135,6 +148,12 @@ func (c rankConfig) pp(r, n, start, end int) rankConfig {
 // dcp is rank r of n decode-context-parallel ranks, which share the tokens.
 func (c rankConfig) dcp(r, n int) rankConfig {
 	c.Parallel.DCPSize, c.Parallel.DCPRank = n, r
+	return c
+}
+
+// shard is a rank that shares one KV cache with the others.
+func (c rankConfig) shard() rankConfig {
+	c.Parallel.ShardKV = true
 	return c
 }
 

@@ -193,7 +193,7 @@ func (p *pair) use(r *room) {
 		if i == len(p.used.state) {
 			p.used.state = append(p.used.state, nil)
 		}
-		p.used.state[i] = append(p.used.state[i], slots...)
+		p.used.state[i] = append(p.used.state[i], p.setup.slots(i, slots)...)
 	}
 }
 

@@ -15,19 +15,38 @@ type setup struct {
 	cases   []testCase
 
 	// since and until are the first and the last release whose own pair can do it, 0 if all can;
-	// why says what keeps later ones. This library's prefill must do it with all decodes: the right
-	// answer is then that of the nearest release.
+	// why says what keeps the others. This library's prefill must do it with all decodes: the right
+	// answer is then that of the nearest release. With alone, a decode of another release cannot do
+	// it either.
 	since, until int
+	alone        bool
 	why          string
-	prefillOnly  bool // it is about this library's prefill
-	// sglang names prefill ranks that are SGLang's beside this library's; golden is then the
-	// setup that has the right answers, with all ranks SGLang's.
-	sglang []int
+	prefillOnly  bool   // it is about this library's prefill
+	refused      string // why this library's prefill does not do it
+	// golden is another setup, which has the right answers. sglang names prefill ranks that are
+	// SGLang's beside this library's; without, SGLang's prefill cannot do it, and why says so.
 	golden string
+	sglang []int
+	// alike: the answers are those of a setup with one decode rank, and all ranks get the same.
+	alike bool
 }
 
 // of says whether a release's own pair can do it.
-func (s *setup) of(r release) bool { return r.minor >= s.since && (s.until == 0 || r.minor <= s.until) }
+func (s *setup) of(r release) bool {
+	return s.own() && r.minor >= s.since && (s.until == 0 || r.minor <= s.until)
+}
+
+// obstacle says what keeps a prefill and a decode from it, or nothing.
+func (s *setup) obstacle(prefill, decode impl) string {
+	within := func(i impl) bool { return i.sglang == nil || s.nearest(*i.sglang) == *i.sglang }
+	switch {
+	case prefill.sglang == nil && s.refused != "":
+		return s.refused
+	case prefill.sglang != nil && (!s.own() || !within(prefill)), s.alone && !within(decode):
+		return s.why
+	}
+	return ""
+}
 
 // nearest gives the release that is nearest to one and whose own pair can do it.
 func (s *setup) nearest(r release) release {
@@ -40,6 +59,23 @@ func (s *setup) nearest(r release) release {
 
 // own says whether the setup has right answers of its own: all its ranks may be SGLang's.
 func (s *setup) own() bool { return s.golden == "" }
+
+// right is what is right for the setup, of the answers that golden has.
+func (s *setup) right(answers result) result {
+	for s.alike && len(answers.Decode) < len(s.decode) {
+		answers.Decode = append(answers.Decode, answers.Decode[0])
+	}
+	return answers
+}
+
+// slots are those that indices of a state component name: the tail of compressed keys is named by a
+// row and what of it is in use.
+func (s *setup) slots(component int, indices []int32) []int32 {
+	if s.decode[0].KV.State[component].Type == "dsa_tail" && len(indices) > 0 {
+		return indices[:1]
+	}
+	return indices
+}
 
 // answers names the setup that has the right answers.
 func (s *setup) answers() string {

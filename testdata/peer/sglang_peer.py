@@ -114,6 +114,12 @@ aux = Memory(aux_lens, [KV.get("aux_slots", 16)] * len(aux_lens))
 state = [Memory(s["item_lens"], [s["num_slots"]] * len(s["item_lens"])) for s in STATE]
 
 
+def state_type(name):
+    """A decode takes what later releases send: types are not on the wire, and it does not read its own."""
+    known = {t.value for t in StateType}
+    return StateType.SWA if ROLE == "decode" and name not in known else StateType(name)
+
+
 def kv_args():
     args = KVArgs()
     fields = dict(
@@ -123,14 +129,14 @@ def kv_args():
         kv_cache_dtype_str=KV.get("dtype", "auto"), kv_layout=None,
         kv_head_num=KV.get("kv_head_num", 1), total_kv_head_num=KV.get("total_kv_head_num", 0),
         aux_data_ptrs=aux.ptrs(), aux_data_lens=aux.lens(), aux_item_lens=list(aux.item_lens),
-        state_types=[StateType(s["type"]) for s in STATE],
+        state_types=[state_type(s["type"]) for s in STATE],
         state_data_ptrs=[c.ptrs() for c in state], state_data_lens=[c.lens() for c in state],
         state_item_lens=[list(c.item_lens) for c in state],
         state_layer_ids=[s.get("layer_ids", []) for s in STATE],
         state_dim_per_tensor=[s.get("dim_per_tensor", []) for s in STATE],
         state_slice_outer_counts=[s.get("slice_outer_counts", []) for s in STATE],
         state_conv_shard_groups=[s.get("conv_shard_groups", []) for s in STATE],
-        is_hybrid_mla_backend=False, mla_compression_ratios=None,
+        is_hybrid_mla_backend=False, mla_compression_ratios=None, num_draft_entries=0,
         system_dp_rank=0, pp_rank=0, prefill_start_layer=0, prefill_end_layer=None,
     )
     for name, value in {**fields, **CONFIG.get("kv_args", {})}.items():

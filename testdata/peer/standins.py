@@ -88,6 +88,15 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 return importlib.util.spec_from_file_location(name, where + ".py")
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
+    def kv_shard_group(self, mla=False):
+        """The ranks that share one KV cache: those of context parallelism, or with MLA those of TP."""
+        p = self.parallel
+        if p.attn_cp_size > 1:
+            return types.SimpleNamespace(rank_in_group=p.attn_cp_rank, world_size=p.attn_cp_size)
+        if mla:
+            return types.SimpleNamespace(rank_in_group=p.attn_tp_rank, world_size=p.attn_tp_size)
+        return types.SimpleNamespace(rank_in_group=0, world_size=1)
+
     def create_module(self, spec):
         return AnyModule(spec.name)
 
@@ -116,7 +125,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         elif name == "sglang.srt.observability.trace":
             mod.TraceNullContext = mod.TraceReqContext = NullContext
         elif name == "sglang.srt.mem_cache.page_interleave":
-            mod.get_kv_shard_group = lambda *args: ns(rank_in_group=0, world_size=1)
+            mod.get_kv_shard_group = self.kv_shard_group
+        elif name == "sglang.srt.disaggregation.common.dcp_pack":
+            # It packs a chunk's tokens with a CUDA kernel. Without a buffer SGLang sends them from
+            # where they lie, as it does with a chunk that does not fit one.
+            mod.init_dcp_pack_buffers = lambda *args, **kw: []
         elif name == "sglang.srt.distributed":
             mod.get_pp_group = lambda: parallel.pp_group
         elif name == "torch.distributed":
