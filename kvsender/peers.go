@@ -257,7 +257,7 @@ func (t *peerTable) wireInto(w *wiredPeer, p *registry.Peer) (err error) {
 		return fmt.Errorf("%w: metadata of agent %q in the registration of %q", nixlkv.ErrMalformed, name, p.Agent)
 	}
 	if w.remote, err = t.m.agent.Load(p.AgentMetadata); err != nil {
-		return staleIfBusy(err)
+		return mayPass(err)
 	}
 	for i := range w.kv.segments {
 		if err := t.wireSegment(w, &w.kv.segments[i]); err != nil {
@@ -266,16 +266,19 @@ func (t *peerTable) wireInto(w *wiredPeer, p *registry.Peer) (err error) {
 	}
 	if len(w.aux.buffers) > 0 {
 		if err := t.probe.read(w.remote, w.aux.buffers[0].dst); err != nil {
-			return staleIfBusy(err)
+			return mayPass(err)
 		}
 	}
 	return nil
 }
 
-// staleIfBusy lets a later try succeed where the peer was lost, or is still settling.
-func staleIfBusy(err error) error {
-	if errors.Is(err, nixl.ErrBusy) || errors.Is(err, nixl.ErrPeerLost) || errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("%w: %w", nixlkv.ErrPeerStale, err)
+// mayPass lets a later try succeed where the peer was lost or is still settling, or the engine
+// has failed, which may pass too: a decode registers once, and would be refused for good.
+func mayPass(err error) error {
+	for _, passes := range []error{nixl.ErrBusy, nixl.ErrPeerLost, context.DeadlineExceeded, nixl.StatusBackend} {
+		if errors.Is(err, passes) && !errors.Is(err, nixl.ErrNotRegistered) {
+			return fmt.Errorf("%w: %w", nixlkv.ErrPeerStale, err)
+		}
 	}
 	return err
 }
