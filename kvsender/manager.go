@@ -140,7 +140,7 @@ func (m *Manager) start(ctx context.Context) error {
 	if err := m.startThreads(); err != nil {
 		return err
 	}
-	m.ctl, err = control.New(control.Config{Host: m.cfg.host, Port: m.cfg.port, Handler: m.receive, Logger: m.log})
+	m.ctl, err = control.New(control.Config{Host: m.cfg.host, Port: m.cfg.port, Handler: m.receive, Observer: m.observe, Logger: m.log})
 	close(m.listening)
 	if err != nil {
 		return err

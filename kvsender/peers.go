@@ -153,6 +153,9 @@ func (m *Manager) register(g *wire.Registration) {
 	m.warn.Warn("decode registered", zap.String("decode", peer.Agent), zap.String("address", peer.Addr),
 		zap.Stringer("outcome", outcome), zap.Stringer("dialect", g.Dialect()), zap.Int("regions", len(peer.KV)))
 	m.peers.prepare(peer.Agent, prep)
+	if outcome == registry.Added {
+		m.suspect(peer.Addr, peer.Agent) // who was there before cannot be there any more
+	}
 }
 
 // refusePeer keeps an agent known as refused, so that its rooms fail with the reason.

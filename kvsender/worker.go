@@ -468,20 +468,6 @@ func (r *room) numberedChunks() int {
 	return r.numbered
 }
 
-// peerFailed lets go of a peer whose connection is broken, or that the engine has forgotten for
-// that; its next room has it loaded anew.
-func (m *Manager) peerFailed(d *dest, err error) {
-	if d.lease != nil && (errors.Is(err, nixl.ErrPeerLost) || errors.Is(err, nixl.ErrStale) || forgotten(err)) {
-		d.lease.MarkStale(err)
-	}
-}
-
-// forgotten says whether an engine knows nothing of a peer any more. NIXL says as much of memory
-// that the peer has not registered, as far as it can be told; the plan keeps to what is.
-func forgotten(err error) bool {
-	return errors.Is(err, nixl.StatusNotFound) && !errors.Is(err, nixl.ErrNotRegistered)
-}
-
 // failed says which decode an error is about.
 func (d *dest) failed(what string, err error) error {
 	if errors.Is(err, nixl.ErrPeerLost) {

@@ -1,0 +1,162 @@
+package kvsender
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/control"
+	"github.com/nixlkv/nixlkv/nixl"
+	"github.com/nixlkv/nixlkv/registry"
+)
+
+// A decode that dies shows in a transfer that fails, in the connection to its control socket, or
+// in another one that registers from its address. They are signs only: a transfer may fail and a
+// connection break for other reasons, and anybody may name an address. So the loader looks whether
+// the decode's engine still answers. If not, all its rooms fail, and if it is gone for certain it
+// is forgotten.
+
+// peerFailed lets go of a peer whose connection is broken, or that the engine has forgotten for
+// that. It is loaded anew, if it lives.
+func (m *Manager) peerFailed(d *dest, err error) {
+	if d.lease != nil && (errors.Is(err, nixl.ErrPeerLost) || errors.Is(err, nixl.ErrStale) || forgotten(err)) {
+		if p := d.lease.Peer(); d.lease.MarkStale(err) {
+			m.peers.look(p.Agent, p.Addr, looks)
+		}
+	}
+}
+
+// forgotten says whether an engine knows nothing of a peer any more. NIXL says as much of memory
+// that the peer has not registered, as far as it can be told; the plan keeps to what is.
+func forgotten(err error) bool {
+	return errors.Is(err, nixl.StatusNotFound) && !errors.Is(err, nixl.ErrNotRegistered)
+}
+
+// observe follows the connections to decodes.
+func (m *Manager) observe(e control.Event) {
+	if e.Kind == control.Disconnected {
+		<-m.listening // it may call before ctl is ours
+		m.suspect(e.Endpoint.AddrPort().String(), "")
+	}
+}
+
+// suspect has the decodes at an address looked at, but for one that has just registered.
+func (m *Manager) suspect(addr, but string) {
+	for _, agent := range m.peers.ByAddr(addr) {
+		if agent != but {
+			m.peers.look(agent, addr, looks)
+		}
+	}
+}
+
+// A decode is looked at several times: what ends a process ends its connections one by one, and
+// memory that is shared can be read a moment longer. A peer is not loaded more often than once in
+// a second (registry.TableConfig), which the last look is behind.
+const (
+	looks     = 4
+	lookPause = 400 * time.Millisecond
+)
+
+// look has the loader see whether a decode lives, so many times.
+func (t *peerTable) look(agent, addr string, times int) {
+	t.enqueue(func() {
+		err := t.answers(agent)
+		switch {
+		case t.m.ctx.Err() != nil:
+			return
+		case errors.Is(err, registry.ErrPreparing), errors.Is(err, nixlkv.ErrNotRegistered):
+			return // it is being taken up, which tells as well; or it has been forgotten
+		case err == nil, errors.Is(err, registry.ErrTooSoon), errors.Is(err, nixl.ErrBusy):
+			// It lives, or nobody can tell yet.
+		default:
+			gone := t.gone(agent, addr, err, times == 1)
+			t.m.failRoomsOf(agent, gone, fmt.Errorf("%w: Lost connection with decode instance %s: %w", nixlkv.ErrPeerLost, addr, err))
+			if gone {
+				t.m.warn.Warn("a decode is gone", zap.String("decode", agent), zap.String("address", addr), zap.Error(err))
+				t.Forget(agent)
+				return
+			}
+		}
+		if times > 1 {
+			time.AfterFunc(lookPause, func() { t.look(agent, addr, times-1) })
+		}
+	})
+}
+
+// gone says whether the error of a decode that was looked at leaves no doubt. One that was refused
+// is no loss. NIXL cannot load what it could load before when the memory that the peer's process
+// shared has gone, but may fail so for a moment as well: the last look takes it for the end if
+// nobody listens at the decode's address any more, or another decode does.
+func (t *peerTable) gone(agent, addr string, err error, last bool) bool {
+	_, info, _ := t.Lookup(agent)
+	switch {
+	case info.Phase == registry.Refused, errors.Is(err, nixl.ErrPeerLost), forgotten(err):
+		return true
+	case !last, errors.Is(err, context.DeadlineExceeded):
+		return false
+	}
+	for _, other := range t.ByAddr(addr) {
+		if _, live := t.live(other); live && other != agent {
+			return true
+		}
+	}
+	c, err := net.DialTimeout("tcp", addr, lookPause)
+	if err == nil {
+		_ = c.Close()
+	}
+	return errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// answers says whether a decode's engine answers, and has it given up if not. One that is given
+// up already is taken up again, which tells as well. The loader calls it.
+func (t *peerTable) answers(agent string) error {
+	l, err := t.Acquire(agent)
+	if errors.Is(err, nixlkv.ErrPeerStale) {
+		prep, e := t.Reload(agent)
+		if e != nil {
+			return e
+		}
+		defer t.wake(agent)
+		return prep.Run(t.wire)
+	}
+	if err != nil {
+		return err
+	}
+	defer l.Release()
+	w := l.Plan()
+	if len(w.aux.buffers) == 0 {
+		return w.remote.Check()
+	}
+	if err := t.probe.read(w.remote, w.aux.buffers[0].dst); err != nil {
+		l.MarkStale(err)
+		return err
+	}
+	return nil
+}
+
+// failRoomsOf fails the rooms of a decode that have not ended. One that is gone is not told: who
+// listens at its address now would take that for a room of its own.
+func (m *Manager) failRoomsOf(agent string, gone bool, cause error) {
+	m.roomsMu.Lock()
+	rooms := make([]*room, 0, len(m.live))
+	for r := range m.live {
+		rooms = append(rooms, r)
+	}
+	m.roomsMu.Unlock()
+	for _, r := range rooms {
+		r.mu.Lock()
+		if i := slices.IndexFunc(r.dests, func(d *dest) bool { return d.meta.Agent == agent }); i >= 0 {
+			d := r.dests[i]
+			d.gaveUp = d.gaveUp || gone
+			r.fail(&destError{agent, d.meta.From, cause})
+		}
+		r.mu.Unlock()
+	}
+}
