@@ -1,7 +1,6 @@
 package kvsender
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -20,8 +19,8 @@ import (
 // A decode that dies shows in a transfer that fails, in the connection to its control socket, or
 // in another one that registers from its address. They are signs only: a transfer may fail and a
 // connection break for other reasons, and anybody may name an address. So the loader looks whether
-// the decode's engine still answers. If not, all its rooms fail, and if it is gone for certain it
-// is forgotten.
+// the decode's engine still answers. If not, all its rooms fail, and if its process is gone as well
+// it is forgotten.
 
 // peerFailed lets go of a peer whose connection is broken, or that the engine has forgotten for
 // that. It is loaded anew, if it lives.
@@ -76,7 +75,7 @@ func (t *peerTable) look(agent, addr string, times int) {
 		case err == nil, errors.Is(err, registry.ErrTooSoon), errors.Is(err, nixl.ErrBusy):
 			// It lives, or nobody can tell yet.
 		default:
-			gone := t.gone(agent, addr, err, times == 1)
+			gone := t.vacated(agent, addr)
 			t.m.failRoomsOf(agent, gone, fmt.Errorf("%w: Lost connection with decode instance %s: %w", nixlkv.ErrPeerLost, addr, err))
 			if gone {
 				t.m.warn.Warn("a decode is gone", zap.String("decode", agent), zap.String("address", addr), zap.Error(err))
@@ -90,20 +89,13 @@ func (t *peerTable) look(agent, addr string, times int) {
 	})
 }
 
-// gone says whether the error of a decode that was looked at leaves no doubt. One that was refused
-// is no loss. NIXL cannot load what it could load before when the memory that the peer's process
-// shared has gone, but may fail so for a moment as well: the last look takes it for the end if
-// nobody listens at the decode's address any more, or another decode does.
-func (t *peerTable) gone(agent, addr string, err error, last bool) bool {
-	_, info, _ := t.Lookup(agent)
-	switch {
-	case info.Phase == registry.Refused, errors.Is(err, nixl.ErrPeerLost), forgotten(err):
-		return true
-	case !last, errors.Is(err, context.DeadlineExceeded):
-		return false
-	}
+// vacated says whether a decode has left its address for certain: nobody listens there any more,
+// or another one does. One whose network is gone has not; it will not register again when it is
+// back.
+func (t *peerTable) vacated(agent, addr string) bool {
 	for _, other := range t.ByAddr(addr) {
-		if _, live := t.live(other); live && other != agent {
+		_, info, _ := t.Lookup(other)
+		if other != agent && (info.Phase == registry.Live || info.Phase == registry.Preparing) {
 			return true
 		}
 	}
