@@ -25,7 +25,7 @@ func newNetwork(t *testing.T) *network {
 	if os.Geteuid() != 0 {
 		t.Skip("skip: needs root, to make network namespaces")
 	}
-	for _, tool := range []string{"ip", "nsenter"} {
+	for _, tool := range []string{"ip", "nsenter", "unshare"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			t.Skipf("skip: needs %s (iproute2, util-linux), to make network namespaces", tool)
 		}

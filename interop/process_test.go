@@ -100,7 +100,9 @@ func startRank(t *testing.T, env environment, by impl, dir, name string, c rankC
 		p.cmd = exec.Command(env.python, "../testdata/peer/sglang_peer.py", path)
 	}
 	if c.network != "" {
-		p.cmd = exec.Command("nsenter", append([]string{"-t", c.network, "--net"}, p.cmd.Args...)...)
+		// UCX finds network devices in /sys, which shows those of the namespace that mounted it.
+		p.cmd = exec.Command("nsenter", append([]string{"-t", c.network, "--net", "unshare", "--mount",
+			"sh", "-c", `mount -t sysfs none /sys && exec "$@"`, "sh"}, p.cmd.Args...)...)
 	}
 	p.cmd.Env = append(os.Environ(),
 		// Proxies are for the world outside; SGLang would ask them for its neighbours.
