@@ -27,7 +27,7 @@ import (
 func (m *Manager) peerFailed(d *dest, err error) {
 	if d.lease != nil && (errors.Is(err, nixl.ErrPeerLost) || errors.Is(err, nixl.ErrStale) || forgotten(err)) {
 		if p := d.lease.Peer(); d.lease.MarkStale(err) {
-			m.peers.look(p.Agent, p.Addr, looks)
+			m.peers.look(p.Agent, p.Addr)
 		}
 	}
 }
@@ -50,7 +50,7 @@ func (m *Manager) observe(e control.Event) {
 func (m *Manager) suspect(addr, but string) {
 	for _, agent := range m.peers.ByAddr(addr) {
 		if agent != but {
-			m.peers.look(agent, addr, looks)
+			m.peers.look(agent, addr)
 		}
 	}
 }
@@ -63,30 +63,54 @@ const (
 	lookPause = 400 * time.Millisecond
 )
 
-// look has the loader see whether a decode lives, so many times.
-func (t *peerTable) look(agent, addr string, times int) {
-	t.enqueue(func() {
-		err := t.answers(agent)
-		switch {
-		case t.m.ctx.Err() != nil:
-			return
-		case errors.Is(err, registry.ErrPreparing), errors.Is(err, nixlkv.ErrNotRegistered):
-			return // it is being taken up, which tells as well; or it has been forgotten
-		case err == nil, errors.Is(err, registry.ErrTooSoon), errors.Is(err, nixl.ErrBusy):
-			// It lives, or nobody can tell yet.
-		default:
-			gone := t.vacated(agent, addr)
-			t.m.failRoomsOf(agent, gone, fmt.Errorf("%w: Lost connection with decode instance %s: %w", nixlkv.ErrPeerLost, addr, err))
-			if gone {
-				t.m.warn.Warn("a decode is gone", zap.String("decode", agent), zap.String("address", addr), zap.Error(err))
-				t.Forget(agent)
-				return
-			}
+// look has the loader see whether a decode lives. Signs that come while it does are one with the
+// last: nobody can have it look more often.
+func (t *peerTable) look(agent, addr string) {
+	t.mu.Lock()
+	under := t.looking[agent] > 0
+	t.looking[agent] = looks
+	t.mu.Unlock()
+	if !under {
+		t.lookAgain(agent, addr)
+	}
+}
+
+func (t *peerTable) lookAgain(agent, addr string) {
+	job := func() {
+		known := t.m.ctx.Err() != nil || t.lookOnce(agent, addr)
+		t.mu.Lock()
+		left := t.looking[agent] - 1
+		if known || left <= 0 {
+			delete(t.looking, agent)
+		} else {
+			t.looking[agent] = left
+			time.AfterFunc(lookPause, func() { t.lookAgain(agent, addr) })
 		}
-		if times > 1 {
-			time.AfterFunc(lookPause, func() { t.look(agent, addr, times-1) })
-		}
-	})
+		t.mu.Unlock()
+	}
+	if len(t.jobs) >= t.m.cfg.limits.LoadQueue || !t.enqueue(job) {
+		t.mu.Lock()
+		delete(t.looking, agent)
+		t.mu.Unlock()
+	}
+}
+
+// lookOnce says whether nothing more is to be known: the decode is gone.
+func (t *peerTable) lookOnce(agent, addr string) (gone bool) {
+	err := t.answers(agent)
+	switch {
+	case errors.Is(err, nixlkv.ErrNotRegistered):
+		return true // it was forgotten meanwhile
+	case err == nil, errors.Is(err, registry.ErrPreparing), errors.Is(err, registry.ErrTooSoon), errors.Is(err, nixl.ErrBusy):
+		return false // it lives, or nobody can tell yet
+	}
+	gone = t.vacated(agent, addr)
+	t.m.failRoomsOf(agent, gone, fmt.Errorf("%w: Lost connection with decode instance %s: %w", nixlkv.ErrPeerLost, addr, err))
+	if gone {
+		t.m.warn.Warn("a decode is gone", zap.String("decode", agent), zap.String("address", addr), zap.Error(err))
+		t.Forget(agent)
+	}
+	return gone
 }
 
 // vacated says whether a decode has left its address for certain: nobody listens there any more,

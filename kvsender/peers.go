@@ -50,13 +50,14 @@ type peerTable struct {
 	probe   *prober
 	retired []*nixl.Remote // to be invalidated
 
-	mu     sync.Mutex
-	parked map[string][]*room // rooms that wait for a peer to be taken up
-	closed bool
+	mu      sync.Mutex
+	parked  map[string][]*room // rooms that wait for a peer to be taken up
+	looking map[string]int     // how often yet it is looked whether a peer lives
+	closed  bool
 }
 
 func newPeerTable(m *Manager) (*peerTable, error) {
-	t := &peerTable{m: m, jobs: make(chan func(), m.cfg.limits.LoadQueue+2*m.cfg.limits.Peers), parked: map[string][]*room{}}
+	t := &peerTable{m: m, jobs: make(chan func(), m.cfg.limits.LoadQueue+2*m.cfg.limits.Peers), parked: map[string][]*room{}, looking: map[string]int{}}
 	t.Table = registry.NewTable(registry.TableConfig[*wiredPeer]{
 		Peers: m.cfg.limits.Peers,
 		Drop: func(p *registry.Peer, w *wiredPeer, reason error) {
