@@ -80,8 +80,8 @@ func TestGoDecodeKilled(t *testing.T) {
 				}
 				goesOn := aRoom(number+3, int32(40+10*i), 200*time.Millisecond)
 				q.begin(t, goesOn)
-				p.decode[0].kill()
 				killed := time.Now()
+				p.decode[0].kill()
 				if stage != "after" {
 					got := done(t, ctx, p.prefill.ranks[0], c.rooms[0].number)
 					if got.Status != "Failed" || !strings.Contains(got.message, "lost connection") {
