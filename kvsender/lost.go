@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"syscall"
 	"time"
@@ -109,8 +110,22 @@ func (t *peerTable) lookOnce(agent, addr string) (gone bool) {
 	if gone {
 		t.m.warn.Warn("a decode is gone", zap.String("decode", agent), zap.String("address", addr), zap.Error(err))
 		t.Forget(agent)
+		t.m.disconnect(addr)
 	}
 	return gone
+}
+
+// disconnect ends the connection to an address where no decode is any more, which would be tried
+// again and again.
+func (m *Manager) disconnect(addr string) {
+	if len(m.peers.ByAddr(addr)) > 0 {
+		return
+	}
+	if at, err := netip.ParseAddrPort(addr); err == nil {
+		if e, err := control.NewEndpoint(at.Addr().String(), int(at.Port())); err == nil {
+			m.ctl.Drop(e)
+		}
+	}
 }
 
 // vacated says whether a decode has left its address for certain: nobody listens there any more,

@@ -82,7 +82,7 @@ func TestDecodeGone(t *testing.T) {
 		ok(t, mine.Close())
 		p.d.until("nothing to be left", func() bool {
 			s := p.m.Stats()
-			return s.Rooms == 0 && s.Agent.Remotes == 1
+			return s.Rooms == 0 && s.Agent.Remotes == 1 && s.Control.Endpoints == 1
 		})
 	})
 }
