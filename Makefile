@@ -10,6 +10,8 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 ENGINE ?= auto
 ARGS ?=
+DURATION ?= 10m
+ROOMS ?=
 BENCHFLAGS ?=
 FUZZTIME ?=
 # Tests run each time: what the interop tests depend on is not all known to Go's cache.
@@ -21,7 +23,7 @@ help: ## list the targets
 
 .PHONY: demo
 demo: ## move KV cache between two workers; ENGINE=auto|native|embedded, ARGS=flags
-	@scripts/demo '$(ENGINE)' $(ARGS)
+	@scripts/program ./examples/demo '$(ENGINE)' $(ARGS)
 
 .PHONY: test
 test: ## lint, all tests with the race detector and without cgo, fuzzing (long if CI=true)
@@ -45,6 +47,10 @@ bench: ## benchmarks, also into .build/bench.txt; BENCHFLAGS=flags of go test
 	@scripts/deps build
 	@[[ -n $${NIXLKV_NIXL_LIB:-} ]] || scripts/fetch-nixl
 	@scripts/bench $(BENCHFLAGS)
+
+.PHONY: soak
+soak: ## rooms through 64 decodes for DURATION=10m, or ROOMS=n of them, and a table; ENGINE, ARGS as above
+	@scripts/program ./internal/soak '$(ENGINE)' $(if $(ROOMS),-rooms '$(ROOMS)',-duration '$(DURATION)') $(ARGS)
 
 .PHONY: fuzz
 fuzz: ## every fuzz target, five minutes in all, or FUZZTIME=10m each

@@ -65,6 +65,9 @@ var (
 	ErrNotRegistered = errors.New("nixlkv: peer not registered")
 	// ErrPeerStale: the peer was marked stale or replaced since.
 	ErrPeerStale = errors.New("nixlkv: peer stale or replaced")
+	// ErrNotAllowed: an address outside of the networks that peers may be in, or, where that is
+	// asked for, other than the one that the message came from.
+	ErrNotAllowed = errors.New("nixlkv: peer not allowed")
 	// ErrNoSuchRank: no prefill rank has these numbers.
 	ErrNoSuchRank = errors.New("nixlkv: no such prefill rank")
 	// ErrNotReady: not all prefill ranks have registered yet.

@@ -10,11 +10,14 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/trust"
 )
 
 // Defaults and bounds of a client.
@@ -67,6 +70,7 @@ type clientConfig struct {
 	token          string
 	tls            *tls.Config
 	transport      http.RoundTripper
+	allowed        []netip.Prefix
 }
 
 // ClientOption changes a client's defaults.
@@ -106,6 +110,13 @@ func WithTransport(rt http.RoundTripper) ClientOption {
 	return func(c *clientConfig) { c.transport = rt }
 }
 
+// WithAllowedServers connects to addresses in these networks alone, also where a name stands
+// for one; none means all. Elsewhere requests fail with nixlkv.ErrNotAllowed, and are not
+// repeated. It has no effect beside WithTransport.
+func WithAllowedServers(networks ...netip.Prefix) ClientOption {
+	return func(c *clientConfig) { c.allowed = networks }
+}
+
 // NewClient gives a client of the bootstrap server at `host:port` (`[::1]:port`). It does not
 // connect. A wildcard host stands for this machine. Errors wrap nixlkv.ErrMalformed.
 func NewClient(addr string, opts ...ClientOption) (*Client, error) {
@@ -117,13 +128,17 @@ func NewClient(addr string, opts ...ClientOption) (*Client, error) {
 	for _, o := range opts {
 		o(&c)
 	}
+	allowed, err := trust.NewList(c.allowed...)
+	if err != nil {
+		return nil, fmt.Errorf("allowed servers: %w", err)
+	}
 	scheme := "http"
 	if c.tls != nil {
 		scheme = "https"
 	}
 	if c.transport == nil {
 		c.transport = &http.Transport{
-			DialContext:            (&net.Dialer{Timeout: dialTimeout}).DialContext,
+			DialContext:            (&net.Dialer{Timeout: dialTimeout, Control: dialOnly(allowed)}).DialContext,
 			TLSClientConfig:        c.tls,
 			TLSHandshakeTimeout:    c.request,
 			ResponseHeaderTimeout:  c.request,
@@ -142,6 +157,21 @@ func NewClient(addr string, opts ...ClientOption) (*Client, error) {
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 	}, nil
+}
+
+// dialOnly refuses to connect outside of a list; it is asked with the address itself, of
+// every one that a name stands for.
+func dialOnly(allowed trust.List) func(network, address string, _ syscall.RawConn) error {
+	if allowed.Everywhere() {
+		return nil
+	}
+	return func(_, address string, _ syscall.RawConn) error {
+		a, err := netip.ParseAddrPort(address)
+		if err != nil || !allowed.Allows(a.Addr()) {
+			return fmt.Errorf("%w: bootstrap server at %s", nixlkv.ErrNotAllowed, address)
+		}
+		return nil
+	}
 }
 
 // Addr gives the bootstrap address as it was given.
@@ -320,6 +350,9 @@ func (c *Client) roundTrip(ctx context.Context, method, path string, query url.V
 
 // lost says whether there was no connection or no answer.
 func lost(err error) error {
+	if errors.Is(err, nixlkv.ErrNotAllowed) {
+		return err
+	}
 	var timeout net.Error
 	if errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout() {
 		return fmt.Errorf("%w: %w", nixlkv.ErrTimeout, err)

@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"strconv"
 	"sync"
 	"time"
 
 	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/trust"
 	"go.uber.org/zap"
 )
 
@@ -45,6 +47,7 @@ type Server struct {
 	now     func() time.Time
 	token   [sha256.Size]byte
 	guarded bool
+	admits  func(netip.Addr) bool
 	mux     *http.ServeMux
 	alone   standalone
 
@@ -67,9 +70,10 @@ func NewServer(opts ...ServerOption) *Server {
 	s := &Server{
 		log: c.log, now: c.now,
 		token: sha256.Sum256([]byte("Bearer " + c.token)), guarded: c.token != "",
-		mux:   http.NewServeMux(),
-		ranks: rankTable{limit: c.maxRanks},
-		rooms: roomTable{limit: c.maxRooms, ttl: c.roomTTL},
+		admits: admitting(c.allowed),
+		mux:    http.NewServeMux(),
+		ranks:  rankTable{limit: c.maxRanks},
+		rooms:  roomTable{limit: c.maxRooms, ttl: c.roomTTL},
 	}
 	s.mux.HandleFunc("PUT /route", s.putRoute)
 	s.mux.HandleFunc("/route", s.getRoute)
@@ -83,7 +87,15 @@ func NewServer(opts ...ServerOption) *Server {
 // ServeHTTP answers one request. The limits on how long a client may take are the enclosing
 // http.Server's.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if s.guarded && r.URL.Path != "/health" {
+	if r.URL.Path != pathHealth {
+		from, err := netip.ParseAddrPort(r.RemoteAddr) // no address is in no network
+		if s.admits != nil && (err != nil || !s.admits(from.Addr())) {
+			s.log.Warn("bootstrap request refused", zap.String("from", r.RemoteAddr), zap.String("path", r.URL.Path))
+			replyText(w, http.StatusForbidden, "not an allowed client")
+			return
+		}
+	}
+	if s.guarded && r.URL.Path != pathHealth {
 		// Digests are compared, so that the time taken tells neither text nor length.
 		got := sha256.Sum256([]byte(r.Header.Get("Authorization")))
 		if subtle.ConstantTimeCompare(got[:], s.token[:]) == 0 {
@@ -93,6 +105,18 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	s.mux.ServeHTTP(w, r)
+}
+
+// admitting gives whether an address is in one of some networks; nil if all are.
+func admitting(networks []netip.Prefix) func(netip.Addr) bool {
+	l, err := trust.NewList(networks...)
+	switch {
+	case err != nil:
+		return func(netip.Addr) bool { return false }
+	case l.Everywhere():
+		return nil
+	}
+	return l.Allows
 }
 
 // Forget drops all ranks and rooms, as if the server were new: for a server that outlives the

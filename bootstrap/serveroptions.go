@@ -2,6 +2,7 @@ package bootstrap
 
 import (
 	"crypto/tls"
+	"net/netip"
 	"time"
 
 	"go.uber.org/zap"
@@ -24,6 +25,7 @@ type serverConfig struct {
 	maxRanks int
 	token    string
 	tls      *tls.Config
+	allowed  []netip.Prefix
 }
 
 // ServerOption changes a server's defaults.
@@ -80,6 +82,14 @@ func WithMaxRanks(n int) ServerOption {
 // SGLang's workers send none, so it is for fleets without them.
 func WithToken(token string) ServerOption {
 	return func(c *serverConfig) { c.token = token }
+}
+
+// WithAllowedClients answers requests from these networks alone, except to /health; others get
+// 403. It is for fleets with SGLang's workers, which cannot send a token. The address is that of
+// the connection (http.Request.RemoteAddr): behind a proxy it is the proxy's. No network means
+// all of them; one that is not valid lets nobody in.
+func WithAllowedClients(networks ...netip.Prefix) ServerOption {
+	return func(c *serverConfig) { c.allowed = append(c.allowed, networks...) }
 }
 
 // WithTLS makes Listen and Serve speak HTTPS. SGLang's workers speak HTTP alone.

@@ -201,6 +201,17 @@ func (b *abortBench) wasGivenUp(t *testing.T, r *room, prefill, decode outcome) 
 	case decode.Status != "Failed" || decode.message == "" || prefill.Status != "Failed" && prefill.Status != "Success":
 		t.Errorf("room %d: %s at the prefill: %s; %s at the decode: %s", r.number, prefill.Status, prefill.message, decode.Status, decode.message)
 	}
+	if by := b.prefill.by.sglang; by != nil && by.minor < 22 {
+		if decode.KV != digestOfNothing {
+			b.released(t, r)
+		}
+		b.fence(t, r)
+		if !b.revived(t, r) {
+			b.again(t, r.number)
+		}
+		b.lastUntouched(t, r)
+		return
+	}
 	again := b.newRoom(r.number, 4)
 	b.receive(t, again, patience.Seconds())
 	if decode.KV == digestOfNothing || !b.released(t, r) { // the prefill was never told where the pages are, or does not answer
@@ -216,6 +227,27 @@ func (b *abortBench) wasGivenUp(t *testing.T, r *room, prefill, decode outcome) 
 func (b *abortBench) fence(t *testing.T, r *room) {
 	t.Helper()
 	b.again(t, r.number+1<<20)
+}
+
+// statusAtPrefill gives what the prefill knows of a room's number, "" if nothing.
+func (b *abortBench) statusAtPrefill(t *testing.T, r *room) string {
+	t.Helper()
+	return b.prefill.ranks[0].ask(t, "rooms", map[string]any{"cmd": "rooms"}).RequestStatus[fmt.Sprint(r.number)]
+}
+
+// revived says whether the prefill still knows a room that ended before a fence: up to 0.5.21
+// SGLang's worker can bring the room's status back to life when its sender has let go of it, and a
+// second use of the number would find that one.
+func (b *abortBench) revived(t *testing.T, r *room) bool {
+	t.Helper()
+	if by := b.prefill.by.sglang; by == nil || by.minor >= 22 {
+		return false
+	}
+	status := b.statusAtPrefill(t, r)
+	if status != "" {
+		t.Logf("room %d, which has ended, is %s at the prefill", r.number, status)
+	}
+	return status != ""
 }
 
 // released waits for the release of a room's pages, and says whether it is confirmed.
@@ -298,13 +330,14 @@ func withOpening(t *testing.T, b *abortBench, r *room) {
 	}
 	b.fence(t, r)
 	again := b.newRoom(r.number, 4, 4)
-	e := b.prefill.ranks[0].ask(t, "rooms", map[string]any{"cmd": "rooms"})
-	switch e.RequestStatus[fmt.Sprint(r.number)] {
-	case "Bootstrapping":
+	if b.statusAtPrefill(t, r) == "Bootstrapping" {
 		again.send, again.aux = r.send, r.aux
-	default:
+	} else {
 		prefill := done(t, deadline(t), b.prefill.ranks[0], r.number)
 		t.Logf("%s at the prefill, %s at the decode", prefill.Status, decode.Status)
+		if b.revived(t, r) {
+			return
+		}
 		b.send(t, again, patience.Seconds())
 	}
 	b.receive(t, again, patience.Seconds())
@@ -346,22 +379,14 @@ func betweenChunks(t *testing.T, b *abortBench, r *room) {
 	b.wasGivenUp(t, r, prefill, decode)
 }
 
-// duringTransfer: the abort meets chunks in flight and chunks in the queue. Up to 0.5.21 SGLang's
-// worker can bring the room's status back to life when its sender has let go of it, and a second
-// use of the number would find that one.
+// duringTransfer: the abort meets chunks in flight and chunks in the queue.
 func duringTransfer(t *testing.T, b *abortBench, r *room) {
 	b.start(t, r)
 	b.firstPage(t, r)
 	tellAbort(t, b.decode[0], r)
 	prefill, decode := b.ended(t, r)
 	t.Logf("%s at the prefill, %s at the decode", prefill.Status, decode.Status)
-	if by := b.prefill.by.sglang; by == nil || by.minor >= 22 || decode.Status != "Failed" {
-		b.wasGivenUp(t, r, prefill, decode)
-		return
-	}
-	b.released(t, r)
-	b.fence(t, r)
-	b.lastUntouched(t, r)
+	b.wasGivenUp(t, r, prefill, decode)
 }
 
 // afterSuccess: there is nothing to give up any more. SGLang's prefill 0.5.23 would keep such an

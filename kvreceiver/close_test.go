@@ -3,6 +3,7 @@ package kvreceiver
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"slices"
 	"sync"
 	"testing"
@@ -150,10 +151,10 @@ func TestCallbacksAfterClose(t *testing.T) {
 	before := q.m.Stats()
 	frames, err := new(wire.Encoder).KVStatus(&wire.KVStatus{Room: 1, Status: wire.PollFailed})
 	ok(t, err)
-	q.m.receive(frames)
+	q.m.receive(netip.Addr{}, frames)
 	frames, err = new(wire.Encoder).AbortAck(&wire.AbortAck{Room: 1})
 	ok(t, err)
-	q.m.receive(frames)
+	q.m.receive(netip.Addr{}, frames)
 	q.m.notified([]byte("somebody"), wire.AppendAux(nil, 1))
 	for _, k := range []control.EventKind{control.Connected, control.Disconnected, control.Released} {
 		q.m.observe(control.Event{Endpoint: l.to, Kind: k, Generation: generation})

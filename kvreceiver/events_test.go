@@ -111,3 +111,21 @@ func TestPollFromManyGoroutines(t *testing.T) {
 		}
 	}
 }
+
+// A manager that nobody polls keeps few of the rooms that have ended.
+func TestNobodyPolls(t *testing.T) {
+	q := newPair(t, openEngine(t, nixl.Embedded), shape{})
+	const n = unpolledRooms + 10
+	for id := range nixlkv.Room(n) {
+		ok(t, q.open(id).Close())
+	}
+	if events, complete := q.m.Poll(nil); len(events) != unpolledRooms || complete {
+		t.Errorf("%d events, complete %v", len(events), complete)
+	}
+	for id := range nixlkv.Room(n) {
+		ok(t, q.open(id).Close())
+	}
+	if events, complete := q.m.Poll(nil); len(events) != n || !complete {
+		t.Errorf("%d events after the first call, complete %v", len(events), complete)
+	}
+}

@@ -62,6 +62,7 @@ type Manager struct {
 	changedRooms []*room
 	changedSpare []*room
 	changedLost  bool
+	polled       bool
 
 	listening chan struct{}   // closed once ctl is set, or will not be
 	ctx       context.Context // ends when closing begins
@@ -135,11 +136,13 @@ func (m *Manager) start() error {
 		return err
 	}
 	m.ctl, err = control.New(control.Config{
-		Host: m.cfg.host, Port: m.cfg.port, Handler: m.receive, Observer: m.observe, Logger: m.log,
+		Host: m.cfg.host, Port: m.cfg.port, HandlerFrom: m.receive, Observer: m.observe, Logger: m.log,
+		Curve: m.cfg.curve, Allowed: m.cfg.trust.Allowed,
 		// A rank's loss must be seen for as long as a room may wait for it.
 		IdleTimeout: max(15*time.Minute, 2*m.cfg.waitingTimeout),
 		SendTimeout: m.cfg.sendTimeout,
 		Limits: control.Limits{
+			FrameBytes: m.cfg.limits.FrameBytes, MessageBytes: m.cfg.limits.MessageBytes,
 			Endpoints: min(m.cfg.limits.Ranks, maxEndpoints),
 			// A room may have its metadata and an abort on their way to each of some ranks.
 			Pending: 4 * m.cfg.limits.Rooms, EndpointPending: 2 * m.cfg.limits.Rooms,
@@ -200,18 +203,22 @@ func regionsOf(l *registry.Layout, memory []*hostmem.Buffer) []nixl.Region {
 }
 
 // resolve gives the control socket of a rank. A name is resolved here, for libzmq would do it
-// in the thread that serves all connections.
+// in the thread that serves all connections. An address that is not allowed is no rank's.
 func (m *Manager) resolve(ctx context.Context, at bootstrap.Endpoint) (control.Endpoint, error) {
 	at = at.Reachable()
-	if _, err := netip.ParseAddr(at.Host); err == nil {
-		return control.NewEndpoint(at.Host, at.Port)
-	}
-	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", at.Host)
+	ip, err := netip.ParseAddr(at.Host)
 	if err != nil {
-		return control.Endpoint{}, err
+		ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", at.Host)
+		if err != nil {
+			return control.Endpoint{}, err
+		}
+		i := max(slices.IndexFunc(ips, func(ip netip.Addr) bool { return ip.Unmap().Is4() }), 0)
+		ip = ips[i].Unmap()
 	}
-	i := max(slices.IndexFunc(ips, func(ip netip.Addr) bool { return ip.Unmap().Is4() }), 0)
-	return control.NewEndpoint(ips[i].Unmap().String(), at.Port)
+	if !m.cfg.trust.Allowed.Allows(ip) {
+		return control.Endpoint{}, fmt.Errorf("%w: prefill rank at %v", nixlkv.ErrNotAllowed, ip)
+	}
+	return control.NewEndpoint(ip.String(), at.Port)
 }
 
 // Agent gives the name of the manager's NIXL agent.

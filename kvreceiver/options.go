@@ -2,6 +2,7 @@ package kvreceiver
 
 import (
 	"fmt"
+	"net/netip"
 	"time"
 
 	"go.uber.org/zap"
@@ -9,6 +10,7 @@ import (
 	"github.com/nixlkv/nixlkv"
 	"github.com/nixlkv/nixlkv/bootstrap"
 	"github.com/nixlkv/nixlkv/hostmem"
+	"github.com/nixlkv/nixlkv/internal/trust"
 	"github.com/nixlkv/nixlkv/metadata"
 	"github.com/nixlkv/nixlkv/nixl"
 )
@@ -23,16 +25,23 @@ type Limits struct {
 	Ranks     int // prefill ranks connected to; default 4,096
 	Chunks    int // chunks of a room from one source; default 65,536
 	DoneRooms int // rooms that Poll has not fetched; default 65,536
+
+	// Of one message: bytes of a frame and of all frames, default 16 and 32 MiB.
+	FrameBytes, MessageBytes int
 }
 
 func (l Limits) complete() Limits {
 	for _, f := range []struct {
 		n    *int
 		dflt int
-	}{{&l.Rooms, 1 << 16}, {&l.Prefills, 1024}, {&l.Ranks, 4096}, {&l.Chunks, 1 << 16}, {&l.DoneRooms, 1 << 16}} {
+	}{{&l.Rooms, 1 << 16}, {&l.Prefills, 1024}, {&l.Ranks, 4096}, {&l.Chunks, 1 << 16}, {&l.DoneRooms, 1 << 16},
+		{&l.FrameBytes, 16 << 20}} {
 		if *f.n <= 0 {
 			*f.n = f.dflt
 		}
+	}
+	if l.MessageBytes <= 0 {
+		l.MessageBytes = max(32<<20, l.FrameBytes)
 	}
 	return l
 }
@@ -79,6 +88,10 @@ type config struct {
 	staging           bool
 	threadInit        func() error
 	limits            Limits
+	curve             *nixlkv.Curve
+	trust             trust.Policy
+	allowed           []netip.Prefix
+	trustErr          error
 }
 
 func defaultConfig() config {
@@ -100,6 +113,9 @@ func defaultConfig() config {
 
 func (c *config) validate() error {
 	c.limits = c.limits.complete()
+	if c.trustErr != nil {
+		return fmt.Errorf("kvreceiver: allowed peers: %w", c.trustErr)
+	}
 	if c.log == nil {
 		c.log = zap.NewNop()
 	}
@@ -229,6 +245,29 @@ func WithCloseTimeout(d time.Duration) Option { return func(c *config) { c.close
 // makes its CUDA context current there. NIXL's agent is made, and the layout's memory registered,
 // by whoever calls NewManager. An error of f fails NewManager.
 func WithThreadInit(f func() error) Option { return func(c *config) { c.threadInit = f } }
+
+// WithCurve encrypts control messages and lets only those in who have a key. It is for managers
+// whose peers are all this library's: SGLang's workers speak no CURVE, and get nowhere. The
+// bytes that NIXL moves, and what the bootstrap server tells, are not its affair.
+func WithCurve(keys nixlkv.Curve) Option { return func(c *config) { c.curve = &keys } }
+
+// WithAllowedPeers names the networks that prefills are in. Connections from others are refused
+// before anything that they send is read; a bootstrap server or prefill rank elsewhere is not
+// connected to, and fails the room with nixlkv.ErrNotAllowed. Behind NAT both addresses of a
+// prefill have to be allowed: the one that it registers, and the one that it comes from. Called
+// again it adds.
+func WithAllowedPeers(networks ...netip.Prefix) Option {
+	return func(c *config) {
+		c.allowed = append(c.allowed, networks...)
+		c.trust.Allowed, c.trustErr = trust.NewList(c.allowed...)
+	}
+}
+
+// WithSourceMatching refuses what a prefill rank tells of a room over a connection from another
+// IP address than the one it is known by, and counts it (Stats.Untrusted). It does not work
+// through NAT, nor for a host that has several addresses and registers one of them but connects
+// from another.
+func WithSourceMatching() Option { return func(c *config) { c.trust.MatchSource = true } }
 
 // WithLimits bounds what the manager holds.
 func WithLimits(l Limits) Option { return func(c *config) { c.limits = l } }

@@ -2,6 +2,7 @@ package kvreceiver
 
 import (
 	"fmt"
+	"net/netip"
 	"time"
 
 	"go.uber.org/zap"
@@ -166,10 +167,10 @@ func (r *room) unconfirmed() {
 }
 
 // ack takes a rank's answer to an abort, and says whether the room waited for it. It takes mu.
-func (r *room) ack(a *wire.AbortAck) bool {
+func (r *room) ack(source netip.Addr, a *wire.AbortAck) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	t := r.target(a.PrefillRank)
+	t := r.speaker(source, a.PrefillRank)
 	switch {
 	case t == nil || t.abort == 0 || !r.awaits(t):
 		return false

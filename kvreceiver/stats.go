@@ -13,6 +13,7 @@ type counters struct {
 	refused, dropped, unknown, ignored     atomic.Uint64
 	registrations, aborts, untold, losses  atomic.Uint64
 	missed, unconfirmed, succeeded, failed atomic.Uint64
+	untrusted                              atomic.Uint64
 }
 
 func (c *counters) ended(s nixlkv.Status) {
@@ -30,6 +31,7 @@ type Stats struct {
 	AbortAcks     uint64 // answers to aborts
 	Refused       uint64 // messages and notifications that could not be read
 	Dropped       uint64 // of staging buffers, which this library does not have
+	Untrusted     uint64 // messages that did not come from the rank that they name
 	Unknown       uint64 // for no room that waits for them
 	Ignored       uint64 // that told a room nothing new
 
@@ -56,7 +58,7 @@ func (m *Manager) Stats() Stats {
 	c := &m.stats
 	s := Stats{
 		Notifications: c.notifications.Load(), Statuses: c.statuses.Load(), AbortAcks: c.acks.Load(),
-		Refused: c.refused.Load(), Dropped: c.dropped.Load(), Unknown: c.unknown.Load(), Ignored: c.ignored.Load(),
+		Refused: c.refused.Load(), Dropped: c.dropped.Load(), Untrusted: c.untrusted.Load(), Unknown: c.unknown.Load(), Ignored: c.ignored.Load(),
 		Registrations: c.registrations.Load(), Aborts: c.aborts.Load(), Untold: c.untold.Load(), Losses: c.losses.Load(),
 		Missed: c.missed.Load(), Unconfirmed: c.unconfirmed.Load(), SilencedLogs: m.warn.Suppressed(),
 		Succeeded: c.succeeded.Load(), Failed: c.failed.Load(),

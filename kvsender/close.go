@@ -95,6 +95,9 @@ func (m *Manager) teardown() {
 	if m.agent != nil {
 		errs = append(errs, m.agent.Shutdown(context.Background()))
 	}
+	if m.peers != nil {
+		errs = append(errs, m.peers.probes.free())
+	}
 	if m.ownEngine {
 		errs = append(errs, m.engine.Close())
 	}

@@ -35,7 +35,7 @@ type asker struct {
 // here.
 func (m *Manager) asked(b *wire.Bootstrap) {
 	for {
-		r, err := m.roomFor(b.Room)
+		r, err := m.roomFor(b.Room, true)
 		if err != nil {
 			m.tellFailure(b.From, b.Room, err)
 			return
@@ -85,7 +85,7 @@ func (r *room) tellComputed() {
 		return
 	}
 	r.asker.told = true
-	r.m.tellStatus(r.asker.at, &wire.KVStatus{Room: r.id, Status: wire.PollWaitingForInput, PrefillRank: r.m.rank})
+	r.m.tellStatus(r.asker.at, &wire.KVStatus{Room: r.id, Status: wire.PollWaitingForInput, PrefillRank: r.m.rank}, r.stranger(r.asker.at))
 }
 
 // askerUntold says whether a decode waits for the room that is not among those whose metadata

@@ -3,6 +3,7 @@ package kvsender
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -11,29 +12,33 @@ import (
 
 	"github.com/nixlkv/nixlkv"
 	"github.com/nixlkv/nixlkv/bootstrap"
+	"github.com/nixlkv/nixlkv/internal/trust"
 	"github.com/nixlkv/nixlkv/internal/wire"
 )
 
 // receive takes one message of the control socket. Nothing that a peer sends may end the
 // loop that calls it: what cannot be read is counted and dropped, and fails no more than the
-// rooms of the peer that sent it.
-func (m *Manager) receive(frames [][]byte) {
+// rooms of the peer that sent it. The source is where its connection comes from.
+func (m *Manager) receive(source netip.Addr, frames [][]byte) {
 	<-m.listening // the socket receives before it is ours to answer from
-	msg, err := wire.ParseAtPrefill(frames, wire.Limits{})
+	msg, err := wire.ParseAtPrefill(frames, m.cfg.limits.wire())
 	if err != nil {
-		m.refused(err)
+		m.refused(source, err)
+		return
+	}
+	if !m.trusts(source, answerTo(msg)) {
 		return
 	}
 	switch msg := msg.(type) {
 	case *wire.Registration:
 		m.stats.registrations.Add(1)
-		m.register(msg)
+		m.register(source, msg)
 	case *wire.Metadata:
 		m.stats.metadata.Add(1)
 		m.announced(msg)
 	case *wire.Abort:
 		m.stats.aborts.Add(1)
-		m.abort(msg)
+		m.abort(source, msg)
 	case *wire.Bootstrap:
 		if m.cfg.policy != bootstrap.PrefillCompleteAllocation {
 			m.stats.dropped.Add(1)
@@ -43,13 +48,42 @@ func (m *Manager) receive(frames [][]byte) {
 	}
 }
 
+// answerTo gives the endpoint that a message names; zero if it names none.
+func answerTo(msg wire.Message) wire.Endpoint {
+	switch msg := msg.(type) {
+	case *wire.Registration:
+		return msg.From
+	case *wire.Metadata:
+		return msg.From
+	case *wire.Abort:
+		return msg.From
+	case *wire.Bootstrap:
+		return msg.From
+	}
+	return wire.Endpoint{}
+}
+
+// trusts says whether a message from source may name an endpoint. One that names none has
+// nobody that could be answered.
+func (m *Manager) trusts(source netip.Addr, named wire.Endpoint) bool {
+	if named.IsZero() {
+		return true
+	}
+	err := m.cfg.trust.Check(named.IP, source)
+	if err != nil {
+		m.stats.untrusted.Add(1)
+		m.warn.Warn("refused a control message", zap.Stringer("source", source), zap.Error(err))
+	}
+	return err == nil
+}
+
 // refused counts a message that could not be read, and fails what it was about as far as
 // that can be told.
-func (m *Manager) refused(err error) {
+func (m *Manager) refused(source netip.Addr, err error) {
 	m.stats.refused.Add(1)
-	m.warn.Warn("refused a control message", zap.Error(err))
+	m.warn.Warn("refused a control message", zap.Stringer("source", source), zap.Error(err))
 	var fe *wire.FrameError
-	if !errors.As(err, &fe) {
+	if !errors.As(err, &fe) || !m.trusts(source, fe.From) || m.cfg.trust.MatchSource && fe.From.IsZero() {
 		return
 	}
 	switch {
@@ -57,15 +91,16 @@ func (m *Manager) refused(err error) {
 	case fe.HasRoom:
 		m.failAnnounced(fe, err)
 	case fe.Agent != "":
-		m.refusePeer(fe.Agent, err)
+		m.refusePeer(fe.Agent, fe.From, err)
 	}
 }
 
 // failAnnounced fails a room whose metadata could not be read, and tells the decode that
-// sent them. A room that is under way already is left alone: anybody may send such a thing.
+// sent them. A room that is under way already, or is not a registered decode's as far as can be
+// told, is left alone: anybody may send such a thing.
 func (m *Manager) failAnnounced(fe *wire.FrameError, err error) {
-	r := m.lookup(fe.Room)
-	if r != nil {
+	_, _, known := m.peers.Lookup(fe.Agent)
+	if r := m.lookup(fe.Room); r != nil && known {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if r.bootstrapped() || r.status.Ended() {
@@ -80,8 +115,12 @@ func (m *Manager) failAnnounced(fe *wire.FrameError, err error) {
 
 // announced takes the metadata of a room, which may come before the room is opened here.
 func (m *Manager) announced(meta *wire.Metadata) {
+	if _, _, known := m.peers.Lookup(meta.Agent); !known {
+		m.fromUnregistered(meta)
+		return
+	}
 	for {
-		r, err := m.roomFor(meta.Room)
+		r, err := m.roomFor(meta.Room, true)
 		if err != nil {
 			m.warn.Warn("refused a room", zap.Error(err))
 			m.tellFailure(meta.From, meta.Room, err)
@@ -126,6 +165,10 @@ func (m *Manager) announce(r *room, meta *wire.Metadata) bool {
 		r.fail(err)
 		return true
 	}
+	if err := m.charge(r); err != nil {
+		r.fail(err)
+		return true
+	}
 	r.schedule()
 	r.advance()
 	return true
@@ -134,7 +177,7 @@ func (m *Manager) announce(r *room, meta *wire.Metadata) bool {
 // abort takes a decode's abort. It is acknowledged when nothing of the number can be written
 // any more, which for a room that nobody knows is now. Besides the room in the table there
 // may be earlier uses of the number that have not settled.
-func (m *Manager) abort(a *wire.Abort) {
+func (m *Manager) abort(source netip.Addr, a *wire.Abort) {
 	var ack *ackTarget
 	if !a.From.IsZero() {
 		ack = &ackTarget{a.From, a.Generation, a.HasGeneration, new(atomic.Int32)}
@@ -143,7 +186,7 @@ func (m *Manager) abort(a *wire.Abort) {
 	for _, r := range m.roomsOf(a.Room) {
 		r.mu.Lock()
 		switch {
-		case !r.involves(a.From):
+		case !r.involves(source, a.From):
 			m.stats.dropped.Add(1) // somebody else's room: nothing of it goes to the one who asks
 		case !r.gone || !r.quiet():
 			r.aborted(a, ack)
@@ -151,7 +194,7 @@ func (m *Manager) abort(a *wire.Abort) {
 		r.mu.Unlock()
 	}
 	if ack != nil && ack.rooms.Add(-1) == 0 {
-		m.tellAck(a.Room, *ack, unknownAckTimeout)
+		m.tellAck(a.Room, *ack, unknownAckTimeout, !m.registered(ack.to))
 	}
 }
 
@@ -170,18 +213,20 @@ func (m *Manager) roomsOf(id nixlkv.Room) []*room {
 	return rooms
 }
 
-// involves says whether an endpoint is one of the room's decodes, as far as they are known.
-// An abort without an address (0.5.18) cannot be checked.
-func (r *room) involves(e wire.Endpoint) bool {
-	if e.IsZero() || len(r.dests) == 0 {
+// involves says whether an endpoint is one of the room's decodes. Of a room whose decodes are
+// not all known it may be any that is registered. An abort without an address (0.5.18) can only
+// be told by where it comes from.
+func (r *room) involves(source netip.Addr, e wire.Endpoint) bool {
+	if e.IsZero() {
+		return !r.m.cfg.trust.MatchSource || slices.ContainsFunc(r.dests, func(d *dest) bool {
+			a, err := netip.ParseAddr(d.meta.From.IP)
+			return err == nil && trust.Canonical(a) == trust.Canonical(source)
+		})
+	}
+	if r.asker.at == e || slices.ContainsFunc(r.dests, func(d *dest) bool { return d.meta.From == e }) {
 		return true
 	}
-	for _, d := range r.dests {
-		if d.meta.From == e {
-			return true
-		}
-	}
-	return !r.bootstrapped()
+	return !r.bootstrapped() && r.m.registered(e)
 }
 
 // knows says whether a decode rank has told where its pages go.
@@ -196,8 +241,9 @@ func (m *Manager) lookup(id nixlkv.Room) *room {
 	return m.rooms[id]
 }
 
-// roomFor gives the room of a number, making it if there is none.
-func (m *Manager) roomFor(id nixlkv.Room) (*room, error) {
+// roomFor gives the room of a number, making it if there is none. One that a decode announces
+// needs a place among those.
+func (m *Manager) roomFor(id nixlkv.Room, announced bool) (*room, error) {
 	m.roomsMu.Lock()
 	defer m.roomsMu.Unlock()
 	if m.closing {
@@ -209,7 +255,13 @@ func (m *Manager) roomFor(id nixlkv.Room) (*room, error) {
 	if len(m.rooms) >= m.cfg.limits.Rooms {
 		return nil, fmt.Errorf("%w: %d rooms", nixlkv.ErrLimit, len(m.rooms))
 	}
+	if announced && m.backlog.rooms >= m.cfg.limits.Announced {
+		return nil, fmt.Errorf("%w: %d rooms announced and not opened", nixlkv.ErrLimit, m.backlog.rooms)
+	}
 	r := &room{m: m, id: id}
+	if announced {
+		m.backlog.enter(r)
+	}
 	m.rooms[id] = r
 	m.live[r] = struct{}{}
 	return r, nil
@@ -235,6 +287,7 @@ func (m *Manager) dropRoom(r *room) {
 	m.roomsMu.Lock()
 	defer m.roomsMu.Unlock()
 	delete(m.live, r)
+	m.backlog.leave(r)
 	m.lingering[r.id] = slices.DeleteFunc(m.lingering[r.id], func(x *room) bool { return x == r })
 	if len(m.lingering[r.id]) == 0 {
 		delete(m.lingering, r.id)

@@ -77,28 +77,28 @@ func (t *peerTable) look(agent, addr string) {
 }
 
 func (t *peerTable) lookAgain(agent, addr string) {
-	job := func() {
-		known := t.m.ctx.Err() != nil || t.lookOnce(agent, addr)
+	over := func(known bool) {
 		t.mu.Lock()
+		defer t.mu.Unlock()
 		left := t.looking[agent] - 1
 		if known || left <= 0 {
 			delete(t.looking, agent)
-		} else {
-			t.looking[agent] = left
-			time.AfterFunc(lookPause, func() { t.lookAgain(agent, addr) })
+			return
 		}
-		t.mu.Unlock()
+		t.looking[agent] = left
+		time.AfterFunc(lookPause, func() { t.lookAgain(agent, addr) })
+	}
+	job := func() {
+		t.answers(agent, addr, func(err error) { over(t.m.ctx.Err() != nil || t.judge(agent, addr, err)) })
 	}
 	if len(t.jobs) >= t.m.cfg.limits.LoadQueue || !t.enqueue(job) {
-		t.mu.Lock()
-		delete(t.looking, agent)
-		t.mu.Unlock()
+		over(true)
 	}
 }
 
-// lookOnce says whether nothing more is to be known: the decode is gone.
-func (t *peerTable) lookOnce(agent, addr string) (gone bool) {
-	err := t.answers(agent)
+// judge acts on what a look has shown, and says whether nothing more is to be known: the decode is
+// gone.
+func (t *peerTable) judge(agent, addr string, err error) (gone bool) {
 	switch {
 	case errors.Is(err, nixlkv.ErrNotRegistered):
 		return true // it was forgotten meanwhile
@@ -145,31 +145,44 @@ func (t *peerTable) vacated(agent, addr string) bool {
 	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// answers says whether a decode's engine answers, and has it given up if not. One that is given
-// up already is taken up again, which tells as well. The loader calls it.
-func (t *peerTable) answers(agent string) error {
+// answers asks whether a decode's engine answers, and has it given up if not. One that is given up
+// already is taken up again, which tells as well; not where it has left its address, for UCX may
+// abort the process when it loads what ends at that moment. The loader calls it, and done.
+func (t *peerTable) answers(agent, addr string, done func(error)) {
 	l, err := t.Acquire(agent)
-	if errors.Is(err, nixlkv.ErrPeerStale) {
+	switch {
+	case errors.Is(err, nixlkv.ErrPeerStale):
+		if t.vacated(agent, addr) {
+			done(err)
+			return
+		}
 		prep, e := t.Reload(agent)
 		if e != nil {
-			return e
+			done(e)
+			return
 		}
-		defer t.wake(agent)
-		return prep.Run(t.wire)
+		t.begin(prep, func(err error) {
+			t.wake(agent)
+			done(err)
+		})
+		return
+	case err != nil:
+		done(err)
+		return
 	}
-	if err != nil {
-		return err
-	}
-	defer l.Release()
 	w := l.Plan()
+	told := func(err error) {
+		if err != nil {
+			l.MarkStale(err)
+		}
+		l.Release()
+		done(err)
+	}
 	if len(w.aux.buffers) == 0 {
-		return w.remote.Check()
+		told(w.remote.Check())
+		return
 	}
-	if err := t.probe.read(w.remote, w.aux.buffers[0].dst); err != nil {
-		l.MarkStale(err)
-		return err
-	}
-	return nil
+	t.probes.read(w.remote, w.aux.buffers[0].dst, told)
 }
 
 // failRoomsOf fails the rooms of a decode that have not ended. One that is gone is not told: who

@@ -39,16 +39,19 @@ type Manager struct {
 	client    *bootstrap.Client
 	advertise string
 
-	peers    *peerTable
-	runQueue *runQueue
-	landing  *landing
-	flights  sync.Pool // of *flight
-	stats    counters
+	peers        *peerTable
+	intake       *intake
+	unregistered unregistered
+	runQueue     *runQueue
+	landing      *landing
+	flights      sync.Pool // of *flight
+	stats        counters
 
 	roomsMu   sync.Mutex
 	rooms     map[nixlkv.Room]*room
 	live      map[*room]struct{}      // those in the table, and those out of it but not over
 	lingering map[nixlkv.Room][]*room // those out of the table but not over
+	backlog   backlog                 // of the rooms that were announced and not opened
 	closing   bool
 	idle      chan struct{} // closed once closing and no room is live
 
@@ -56,6 +59,7 @@ type Manager struct {
 	changedRooms []*room
 	changedSpare []*room
 	changedLost  bool
+	polled       bool
 
 	listening  chan struct{}   // closed once ctl is set, or will not be
 	ctx        context.Context // ends when closing begins
@@ -102,6 +106,7 @@ func NewManager(ctx context.Context, layout *registry.Layout, opts ...Option) (*
 		idle:      make(chan struct{}),
 		closed:    make(chan struct{}),
 		runQueue:  newRunQueue(),
+		intake:    newIntake(cfg.limits.Registrations),
 
 		placements: make(chan nixlkv.Room, cfg.limits.LoadQueue),
 	}
@@ -140,7 +145,10 @@ func (m *Manager) start(ctx context.Context) error {
 	if err := m.startThreads(); err != nil {
 		return err
 	}
-	m.ctl, err = control.New(control.Config{Host: m.cfg.host, Port: m.cfg.port, Handler: m.receive, Observer: m.observe, Logger: m.log})
+	m.ctl, err = control.New(control.Config{
+		Host: m.cfg.host, Port: m.cfg.port, HandlerFrom: m.receive, Observer: m.observe, Logger: m.log,
+		Curve: m.cfg.curve, Allowed: m.cfg.trust.Allowed, Limits: m.cfg.limits.control(),
+	})
 	close(m.listening)
 	if err != nil {
 		return err
@@ -274,7 +282,7 @@ func (m *Manager) Open(id nixlkv.Room) (*Sender, error) {
 		return nil, fmt.Errorf("kvsender: %w: room %d", nixlkv.ErrMalformed, id)
 	}
 	for {
-		r, err := m.roomFor(id)
+		r, err := m.roomFor(id, false)
 		if err != nil {
 			return nil, fmt.Errorf("kvsender: room %d: %w", id, err)
 		}
@@ -297,6 +305,7 @@ func (m *Manager) open(r *room) (s *Sender, again bool, err error) {
 	}
 	r.sender = &Sender{r: r, booted: make(chan struct{}), done: make(chan struct{})}
 	r.metrics.Opened = time.Now()
+	m.leaveBacklog(r)
 	r.stopTimer(&r.announce)
 	if r.status.Ended() {
 		r.sender.notify(r.status) // aborted by its decode before it was opened
@@ -311,6 +320,9 @@ func (m *Manager) open(r *room) (s *Sender, again bool, err error) {
 		r.sender.notify(r.status)
 	case !r.bootstrapped():
 		r.timer = time.AfterFunc(m.cfg.bootstrapTimeout, r.timedOut)
+		if reason := m.unregistered.take(r.id); reason != nil {
+			r.noteUnregistered(reason)
+		}
 	}
 	r.advance()
 	return r.sender, false, nil

@@ -2,6 +2,7 @@ package kvsender
 
 import (
 	"fmt"
+	"net/netip"
 	"time"
 
 	"go.uber.org/zap"
@@ -9,6 +10,9 @@ import (
 	"github.com/nixlkv/nixlkv"
 	"github.com/nixlkv/nixlkv/bootstrap"
 	"github.com/nixlkv/nixlkv/hostmem"
+	"github.com/nixlkv/nixlkv/internal/control"
+	"github.com/nixlkv/nixlkv/internal/trust"
+	"github.com/nixlkv/nixlkv/internal/wire"
 	"github.com/nixlkv/nixlkv/nixl"
 )
 
@@ -24,6 +28,22 @@ type Limits struct {
 	LoadQueue int // registrations waiting to be taken up; default 1,024
 	DoneRooms int // ended rooms that Poll has not fetched; default 65,536
 	AbortAcks int // acknowledgements that a room owes; default 64
+
+	// Of what decodes announce before the rooms are opened here: how many such rooms, default
+	// half of Rooms, and how many bytes their page and slot numbers take, default 512 MiB. A
+	// room beyond fails with nixlkv.ErrLimit, and its decode is told.
+	Announced, AnnouncedBytes int
+	// Registrations are new decodes from one address (one /64 of IPv6) in a minute; default 256.
+	// One beyond is taken up when a room needs it.
+	Registrations int
+	// Strangers are answers on their way to addresses at which no decode is registered, and
+	// connections for them; default 256. Further ones are left out.
+	Strangers int
+
+	// Of one message: bytes of a frame and of all frames, default 16 and 32 MiB; bytes of NIXL's
+	// metadata of a decode, default 16 MiB; its KV regions, default 4,096; the pages of a room
+	// at one decode, default 4 Mi.
+	FrameBytes, MessageBytes, MetadataBytes, Regions, Pages int
 }
 
 func (l Limits) complete() Limits {
@@ -31,12 +51,34 @@ func (l Limits) complete() Limits {
 		n    *int
 		dflt int
 	}{{&l.Rooms, 1 << 16}, {&l.Peers, 1024}, {&l.Chunks, 4096}, {&l.InFlight, 64}, {&l.LoadQueue, 1024},
-		{&l.DoneRooms, 1 << 16}, {&l.AbortAcks, 64}} {
+		{&l.DoneRooms, 1 << 16}, {&l.AbortAcks, 64}, {&l.AnnouncedBytes, 512 << 20}, {&l.Registrations, 256}, {&l.Strangers, 256},
+		{&l.FrameBytes, 16 << 20}, {&l.MetadataBytes, 16 << 20}, {&l.Regions, 4096}, {&l.Pages, 4 << 20}} {
 		if *f.n <= 0 {
 			*f.n = f.dflt
 		}
 	}
+	if l.Announced <= 0 {
+		l.Announced = max(1, l.Rooms/2)
+	}
+	if l.MessageBytes <= 0 {
+		l.MessageBytes = max(32<<20, l.FrameBytes)
+	}
 	return l
+}
+
+// wire gives the bounds on what a message holds.
+func (l Limits) wire() wire.Limits {
+	return wire.Limits{FrameSize: l.FrameBytes, AgentMetadata: l.MetadataBytes, Regions: l.Regions, Indices: l.Pages}
+}
+
+// control gives the bounds of the control socket. Every decode that is registered has a place
+// in its table, and strangers have theirs beside.
+func (l Limits) control() control.Limits {
+	const least, most = 4096, 16384
+	endpoints := min(max(least, l.Peers+l.Peers/4+l.Strangers), most)
+	return control.Limits{
+		FrameBytes: l.FrameBytes, MessageBytes: l.MessageBytes, Endpoints: endpoints, Strangers: min(l.Strangers, endpoints/2),
+	}
 }
 
 // The times of SGLang (sglang/srt/environ.py, SGLANG_DISAGGREGATION_…).
@@ -65,6 +107,7 @@ type config struct {
 	log              *zap.Logger
 	bootstrapTimeout time.Duration
 	settleTimeout    time.Duration
+	probeTimeout     time.Duration // of the first connection to a peer
 	closeTimeout     time.Duration
 	workers          int
 	policy           bootstrap.AllocationPolicy
@@ -72,6 +115,10 @@ type config struct {
 	stagingChunk     int
 	threadInit       func() error
 	limits           Limits
+	curve            *nixlkv.Curve
+	trust            trust.Policy
+	allowed          []netip.Prefix
+	trustErr         error
 }
 
 func defaultConfig() config {
@@ -82,6 +129,7 @@ func defaultConfig() config {
 		log:              zap.NewNop(),
 		bootstrapTimeout: DefaultBootstrapTimeout,
 		settleTimeout:    DefaultSettleTimeout,
+		probeTimeout:     probeTimeout,
 		closeTimeout:     DefaultCloseTimeout,
 		workers:          DefaultWorkers,
 	}
@@ -90,6 +138,8 @@ func defaultConfig() config {
 func (c *config) validate() error {
 	c.limits = c.limits.complete()
 	switch {
+	case c.trustErr != nil:
+		return fmt.Errorf("kvsender: allowed peers: %w", c.trustErr)
 	case c.workers < 1 || c.workers > 256:
 		return fmt.Errorf("kvsender: %d workers, want 1 to 256", c.workers)
 	case c.bootstrapTimeout <= 0 || c.settleTimeout <= 0 || c.closeTimeout <= 0:
@@ -191,6 +241,30 @@ func WithWorkers(n int) Option { return func(c *config) { c.workers = n } }
 // WithThreadInit runs f once on each thread that makes native calls, before the first: a
 // server makes its CUDA context current there. An error of it fails NewManager.
 func WithThreadInit(f func() error) Option { return func(c *config) { c.threadInit = f } }
+
+// WithCurve encrypts control messages and lets only those in who have a key. It is for managers
+// whose peers are all this library's: SGLang's workers speak no CURVE, and get nowhere. The
+// bytes that NIXL moves, and what the bootstrap server tells, are not its affair.
+func WithCurve(keys nixlkv.Curve) Option { return func(c *config) { c.curve = &keys } }
+
+// WithAllowedPeers names the networks that decodes are in. Connections from others are refused
+// before anything that they send is read; messages that name an address elsewhere, to be
+// answered at, are refused and counted (Stats.Untrusted). Behind NAT both addresses of a decode
+// have to be allowed: the one that it names, and the one that it comes from. Called again it
+// adds.
+func WithAllowedPeers(networks ...netip.Prefix) Option {
+	return func(c *config) {
+		c.allowed = append(c.allowed, networks...)
+		c.trust.Allowed, c.trustErr = trust.NewList(c.allowed...)
+	}
+}
+
+// WithSourceMatching refuses messages that name another IP address than the one that their
+// connection comes from, and counts them (Stats.Untrusted): a decode can then speak only for
+// its own host. Aborts that name none (SGLang 0.5.18) count only for rooms of a decode at the
+// address that they come from. It does not work through NAT, nor for a host that has several
+// addresses and names one of them but connects from another.
+func WithSourceMatching() Option { return func(c *config) { c.trust.MatchSource = true } }
 
 // WithLimits bounds what the manager holds.
 func WithLimits(l Limits) Option { return func(c *config) { c.limits = l } }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -11,7 +12,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/nixlkv/nixlkv"
-	"github.com/nixlkv/nixlkv/hostmem"
 	"github.com/nixlkv/nixlkv/internal/wire"
 	"github.com/nixlkv/nixlkv/nixl"
 	"github.com/nixlkv/nixlkv/registry"
@@ -47,7 +47,7 @@ type peerTable struct {
 	// Used by the loader alone.
 	sources []*source
 	list    [2]*nixl.List // for preparing, by kind of memory
-	probe   *prober
+	probes  *prober
 	retired []*nixl.Remote // to be invalidated
 
 	mu      sync.Mutex
@@ -68,14 +68,32 @@ func newPeerTable(m *Manager) (*peerTable, error) {
 		},
 	})
 	var err error
-	t.probe, err = newProber(m.agent)
+	t.probes, err = newProber(m.agent, m.cfg.probeTimeout)
 	return t, err
 }
 
-// load is the loader's loop.
+// load is the loader's loop. It waits for no peer: what connects to one goes on by itself, and
+// is looked at between jobs.
 func (t *peerTable) load() {
-	for job := range t.jobs {
-		job()
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		var tick <-chan time.Time
+		if pause := t.probes.look(time.Now()); pause > 0 {
+			timer.Reset(pause)
+			tick = timer.C
+		}
+		t.retire()
+		select {
+		case job, open := <-t.jobs:
+			if !open {
+				t.probes.giveUp(nixlkv.ErrClosed)
+				t.retire()
+				return
+			}
+			job()
+		case <-tick:
+		}
 	}
 }
 
@@ -97,24 +115,12 @@ func (t *peerTable) enqueue(job func()) bool {
 // close drops all peers and lets the loader end. No room holds one any more.
 func (t *peerTable) close() {
 	t.Table.Close()
-	t.enqueue(t.end)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.closed {
 		t.closed = true
 		close(t.jobs)
 	}
-}
-
-// end gives back what the loader keeps for itself.
-func (t *peerTable) end() {
-	for _, l := range t.list {
-		if l != nil {
-			t.logIf("freeing a list", l.Free())
-		}
-	}
-	t.logIf("ending the probe", t.probe.close())
-	t.retire()
 }
 
 func (t *peerTable) logIf(what string, err error) {
@@ -124,7 +130,7 @@ func (t *peerTable) logIf(what string, err error) {
 }
 
 // register takes a registration. A repeat changes nothing.
-func (m *Manager) register(g *wire.Registration) {
+func (m *Manager) register(source netip.Addr, g *wire.Registration) {
 	peer, err := registry.PeerFromRegistration(g, time.Now())
 	if err == nil && peer.Pages() == 0 && len(peer.KV) > 0 {
 		// A decode that does not tell how many pages it has is taken to have as many as this
@@ -132,10 +138,11 @@ func (m *Manager) register(g *wire.Registration) {
 		peer, err = peer.WithPages(m.layout.Pages())
 	}
 	if err != nil {
-		m.refusePeer(g.Agent, err)
+		m.refusePeer(g.Agent, g.From, err)
 		return
 	}
-	if known, live := m.peers.live(peer.Agent); live && !known.SameGeometry(peer) {
+	known, held := m.peers.held(peer.Agent)
+	if held && !known.SameGeometry(peer) {
 		// An agent's name is its own for the life of its process, and so is its geometry: this
 		// is somebody else.
 		m.stats.dropped.Add(1)
@@ -143,6 +150,8 @@ func (m *Manager) register(g *wire.Registration) {
 			zap.String("decode", peer.Agent), zap.String("address", peer.Addr), zap.String("known address", known.Addr))
 		return
 	}
+	// A repeat is not counted: it is not taken up.
+	welcome := held || m.intake.take(source, time.Now())
 	prep, outcome, err := m.peers.Register(peer)
 	if err != nil {
 		m.warn.Warn("refused a decode", zap.String("decode", g.Agent), zap.Error(err))
@@ -153,6 +162,10 @@ func (m *Manager) register(g *wire.Registration) {
 	}
 	m.warn.Warn("decode registered", zap.String("decode", peer.Agent), zap.String("address", peer.Addr),
 		zap.Stringer("outcome", outcome), zap.Stringer("dialect", g.Dialect()), zap.Int("regions", len(peer.KV)))
+	if !welcome {
+		m.peers.putOff(peer.Agent, prep, fmt.Errorf("%d registrations from %v in a minute", m.cfg.limits.Registrations, source))
+		return
+	}
 	m.peers.prepare(peer.Agent, prep)
 	if outcome == registry.Added {
 		m.suspect(peer.Addr, peer.Agent) // who was there before cannot be there any more
@@ -160,20 +173,26 @@ func (m *Manager) register(g *wire.Registration) {
 }
 
 // refusePeer keeps an agent known as refused, so that its rooms fail with the reason.
-func (m *Manager) refusePeer(agent string, reason error) {
+func (m *Manager) refusePeer(agent string, from wire.Endpoint, reason error) {
 	m.warn.Warn("refused a registration", zap.String("decode", agent), zap.Error(reason))
-	if _, live := m.peers.live(agent); live {
+	if _, held := m.peers.held(agent); held {
 		return // anybody can send something under its name
 	}
-	if err := m.peers.Refuse(agent, "", reason); err != nil {
+	addr := "" // not told
+	if !from.IsZero() {
+		addr = from.String()
+	}
+	if err := m.peers.Refuse(agent, addr, reason); err != nil {
 		m.warn.Warn("could not note the refusal", zap.String("decode", agent), zap.Error(err))
 	}
 }
 
-// live gives what is known of a peer, and whether it can be sent to.
-func (t *peerTable) live(agent string) (*registry.Peer, bool) {
+// held gives what is known of a peer, and whether nothing that comes under its name changes
+// that: it can be sent to, or is being taken up. Without the latter, registrations that differ
+// in turn would keep the loader with one name for as long as they come.
+func (t *peerTable) held(agent string) (*registry.Peer, bool) {
 	p, info, ok := t.Lookup(agent)
-	return p, ok && p != nil && info.Phase == registry.Live
+	return p, ok && p != nil && (info.Phase == registry.Live || info.Phase == registry.Preparing)
 }
 
 // prepare has the loader make a peer's plan, and wake the rooms that wait for it.
@@ -181,28 +200,60 @@ func (t *peerTable) prepare(agent string, prep *registry.Preparation[*wiredPeer]
 	if prep == nil {
 		return
 	}
-	job := func() {
-		start := time.Now()
-		err := prep.Run(func(p *registry.Peer) (*wiredPeer, error) {
-			if t.m.ctx.Err() != nil {
-				return nil, nixlkv.ErrClosed
-			}
-			return t.wire(p)
-		})
+	// What is left of the queue is for dropping peers, which cannot be refused.
+	if len(t.jobs) >= t.m.cfg.limits.LoadQueue || !t.enqueue(func() { t.takeUp(agent, prep) }) {
+		t.putOff(agent, prep, errors.New("too many registrations at once"))
+	}
+}
+
+// putOff leaves a peer for later: a room that needs it has it taken up.
+func (t *peerTable) putOff(agent string, prep *registry.Preparation[*wiredPeer], why error) {
+	for prep != nil {
+		prep = prep.Fail(fmt.Errorf("%w: %w: %w", nixlkv.ErrPeerStale, nixlkv.ErrLimit, why))
+	}
+	go t.wake(agent) // the caller may hold a room that waits for it too
+}
+
+// takeUp makes a peer's plan and wakes the rooms that wait for it.
+func (t *peerTable) takeUp(agent string, prep *registry.Preparation[*wiredPeer]) {
+	started := time.Now()
+	t.begin(prep, func(err error) {
 		if err != nil {
 			t.m.warn.Warn("a decode cannot be sent to", zap.String("decode", agent), zap.Error(err))
 		} else {
-			t.m.log.Info("decode taken up", zap.String("decode", agent), zap.Duration("took", time.Since(start)))
+			t.m.log.Info("decode taken up", zap.String("decode", agent), zap.Duration("took", time.Since(started)))
 		}
 		t.wake(agent)
+	})
+}
+
+// begin makes a peer's plan and has the first connection made. done is called when the peer is
+// live, or cannot be; perhaps at once.
+func (t *peerTable) begin(prep *registry.Preparation[*wiredPeer], done func(error)) {
+	w, err := t.wire(prep.Peer())
+	if err != nil || len(w.aux.buffers) == 0 {
+		t.finish(prep, w, err, done)
+		return
 	}
-	// What is left of the queue is for dropping peers, which cannot be refused.
-	if len(t.jobs) >= t.m.cfg.limits.LoadQueue || !t.enqueue(job) {
-		for prep != nil {
-			prep = prep.Fail(fmt.Errorf("%w: %w: too many registrations at once", nixlkv.ErrPeerStale, nixlkv.ErrLimit))
+	t.probes.read(w.remote, w.aux.buffers[0].dst, func(err error) { t.finish(prep, w, mayPass(err), done) })
+}
+
+// finish ends a preparation, and begins the one that follows from it.
+func (t *peerTable) finish(prep *registry.Preparation[*wiredPeer], w *wiredPeer, err error, done func(error)) {
+	var next *registry.Preparation[*wiredPeer]
+	if err == nil {
+		next, err = prep.Attach(w)
+	} else {
+		if w != nil {
+			t.drop(w)
 		}
-		go t.wake(agent) // the caller may hold a room that waits for it too
+		next = prep.Fail(err)
 	}
+	if next != nil {
+		t.begin(next, done)
+		return
+	}
+	done(err)
 }
 
 // park makes a room wait for a peer that is being taken up. The caller holds r.mu; the room
@@ -229,8 +280,11 @@ func (t *peerTable) wake(agent string) {
 	}
 }
 
-// wire makes all that sending to a peer needs.
+// wire makes all that sending to a peer needs, but for the connection.
 func (t *peerTable) wire(p *registry.Peer) (*wiredPeer, error) {
+	if t.m.ctx.Err() != nil {
+		return nil, nixlkv.ErrClosed
+	}
 	w := &wiredPeer{}
 	if err := t.wireInto(w, p); err != nil {
 		t.drop(w)
@@ -266,11 +320,6 @@ func (t *peerTable) wireInto(w *wiredPeer, p *registry.Peer) (err error) {
 	for i := range w.kv.segments {
 		if err := t.wireSegment(w, &w.kv.segments[i]); err != nil {
 			return err
-		}
-	}
-	if len(w.aux.buffers) > 0 {
-		if err := t.probe.read(w.remote, w.aux.buffers[0].dst); err != nil {
-			return mayPass(err)
 		}
 	}
 	return nil
@@ -368,11 +417,10 @@ func (t *peerTable) drop(w *wiredPeer) {
 		t.retired = append(t.retired, w.remote)
 	}
 	*w = wiredPeer{}
-	t.retire()
 }
 
-// retire drops the metadata of peers that are done with. One that did not answer the probe
-// is held by it until it does.
+// retire drops the metadata of peers that are done with. One that does not answer its probe is
+// held by that until it does.
 func (t *peerTable) retire() {
 	t.retired = slices.DeleteFunc(t.retired, func(r *nixl.Remote) bool {
 		err := r.Invalidate()
@@ -382,78 +430,4 @@ func (t *peerTable) retire() {
 		t.logIf("dropping a decode's metadata", err)
 		return true
 	})
-}
-
-// prober makes the first connection to a peer when it registers, by reading a byte of a
-// metadata buffer: the first transfer to a peer costs up to 200 ms, and a write would change
-// the peer's memory before it asked for anything.
-type prober struct {
-	buf    *hostmem.Buffer
-	reg    *nixl.Registration
-	local  *nixl.List
-	remote *nixl.List
-	t      *nixl.Transfer
-}
-
-// probeTimeout bounds the first connection.
-const probeTimeout = 3 * time.Second
-
-func newProber(a *nixl.Agent) (*prober, error) {
-	p := &prober{t: a.NewTransfer()}
-	var err error
-	if p.buf, err = hostmem.Alloc(1); err != nil {
-		return nil, err
-	}
-	if p.reg, err = a.Register(nixl.Host(p.buf)); err != nil {
-		return nil, errors.Join(err, p.buf.Free())
-	}
-	if p.local, err = a.NewList(nixl.DRAM); err == nil {
-		p.remote, err = a.NewList(nixl.DRAM)
-	}
-	if err == nil {
-		err = p.local.Append(nixl.Desc{Addr: uint64(p.buf.Addr()), Len: 1})
-	}
-	if err != nil {
-		return nil, errors.Join(err, p.close())
-	}
-	return p, nil
-}
-
-func (p *prober) read(r *nixl.Remote, addr uint64) error {
-	if p.t.Held() {
-		// The last read has not settled: its peer does not answer.
-		if err := p.t.Release(); err != nil {
-			return nil
-		}
-	}
-	if err := p.remote.Clear(); err != nil {
-		return err
-	}
-	if err := p.remote.Append(nixl.Desc{Addr: addr, Len: 1}); err != nil {
-		return err
-	}
-	err := p.t.Create(nixl.Read, p.local, r, p.remote, nixl.TransferOptions{Post: true})
-	if err == nil {
-		ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
-		defer cancel()
-		err = p.t.Wait(ctx)
-	}
-	if p.t.Held() {
-		return errors.Join(err, p.t.Release())
-	}
-	return err
-}
-
-func (p *prober) close() error {
-	var errs []error
-	if p.t.Held() {
-		errs = append(errs, p.t.Release())
-	}
-	for _, l := range []*nixl.List{p.local, p.remote} {
-		if l != nil {
-			errs = append(errs, l.Free())
-		}
-	}
-	errs = append(errs, p.reg.Deregister(), p.buf.Free())
-	return errors.Join(errs...)
 }

@@ -27,11 +27,12 @@ type room struct {
 	sender *Sender // nil until opened
 
 	// What the decodes told.
-	dests    []*dest
-	need     int // decode ranks that have to tell; 0 until the first has
-	prefix   int // tokens that the decode has already
-	announce *time.Timer
-	asker    asker
+	dests        []*dest
+	need         int // decode ranks that have to tell; 0 until the first has
+	prefix       int // tokens that the decode has already
+	announce     *time.Timer
+	unregistered error // one told something without having registered
+	asker        asker
 
 	// What the caller told.
 	computed bool
@@ -61,6 +62,8 @@ type room struct {
 	forgotten   bool // never opened, and not to be
 	gone        bool // out of the table
 	changed     bool // in the manager's list of changed rooms
+
+	charged charge // guarded by the manager's roomsMu
 }
 
 // dest is one decode rank of a room.
@@ -187,10 +190,11 @@ func (r *room) quiesce() {
 			d.meta.KVIndices, d.meta.StateIndices = nil, nil // the room may be looked at long after
 		}
 		r.queue = nil
+		r.m.discharge(r)
 	}
 	for _, a := range r.acks {
 		if a.rooms.Add(-1) == 0 {
-			r.m.tellAck(r.id, a, tellTimeout)
+			r.m.tellAck(r.id, a, tellTimeout, r.stranger(a.to))
 		}
 	}
 	r.acks = r.acks[:0]
@@ -243,6 +247,10 @@ func (r *room) timedOut() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.bootstrapped() {
+		return
+	}
+	if r.unregistered != nil {
+		r.fail(r.unregistered)
 		return
 	}
 	r.fail(fmt.Errorf("%w: Request %d timed out after %gs in KVPoll.Bootstrapping: %d of %d decode ranks have told where its pages go",

@@ -11,7 +11,7 @@ import (
 
 type counters struct {
 	registrations, metadata, aborts, acks atomic.Uint64
-	refused, dropped, untold              atomic.Uint64
+	refused, dropped, untold, untrusted   atomic.Uint64
 	succeeded, failed, unsettled          atomic.Uint64
 	quarantined                           atomic.Int64
 	bytes, descriptors, transfers         atomic.Uint64
@@ -34,6 +34,7 @@ type Stats struct {
 	AbortAcks     uint64 // sent
 	Refused       uint64 // messages that could not be read
 	Dropped       uint64 // messages that are not for a prefill of this kind
+	Untrusted     uint64 // messages that name an address that is not allowed, or not their own
 	Untold        uint64 // messages to decodes that could not be sent
 	SilencedLogs  uint64 // log lines left out because there were too many
 
@@ -46,10 +47,13 @@ type Stats struct {
 
 	Rooms       int // open, announced, or ended with something in flight
 	Quarantined int // of these, ended with something in flight: their decodes' pages are not free
-	Peers       []registry.PeerInfo
-	Agent       nixl.AgentStats
-	Control     control.Stats
-	RunQueue    int // rooms that wait for a worker
+	// Announced and not opened, and the bytes that their page and slot numbers take.
+	Announced, AnnouncedBytes int
+
+	Peers    []registry.PeerInfo
+	Agent    nixl.AgentStats
+	Control  control.Stats
+	RunQueue int // rooms that wait for a worker
 }
 
 // Stats gives a snapshot for people to look at.
@@ -58,13 +62,14 @@ func (m *Manager) Stats() Stats {
 	s := Stats{
 		Registrations: c.registrations.Load(), Metadata: c.metadata.Load(), Aborts: c.aborts.Load(),
 		AbortAcks: c.acks.Load(), Refused: c.refused.Load(), Dropped: c.dropped.Load(), Untold: c.untold.Load(),
+		Untrusted:    c.untrusted.Load(),
 		SilencedLogs: m.warn.Suppressed(), Succeeded: c.succeeded.Load(), Failed: c.failed.Load(),
 		Unsettled: c.unsettled.Load(), Quarantined: int(c.quarantined.Load()),
 		Bytes: c.bytes.Load(), StateBytes: c.stateBytes.Load(), Descriptors: c.descriptors.Load(), Transfers: c.transfers.Load(),
 		Peers: m.peers.Snapshot(), Agent: m.agent.Stats(), Control: m.ctl.Stats(),
 	}
 	m.roomsMu.Lock()
-	s.Rooms = len(m.live)
+	s.Rooms, s.Announced, s.AnnouncedBytes = len(m.live), m.backlog.rooms, m.backlog.bytes
 	m.roomsMu.Unlock()
 	m.runQueue.mu.Lock()
 	s.RunQueue = len(m.runQueue.rooms)

@@ -15,6 +15,9 @@ import (
 // (CommonKVManager: 30 s for sends of a prefill).
 const tellTimeout = 30 * time.Second
 
+// strangerTimeout is tellTimeout for an address that anybody may have named.
+const strangerTimeout = 5 * time.Second
+
 // tellEnd tells the decodes of a room how it ended. The caller holds r.mu; nothing of the
 // room can be written any more.
 //
@@ -35,29 +38,36 @@ func (m *Manager) tellEnd(r *room) {
 		if s.Status == wire.PollSuccess && (d.lease == nil || d.lease.Peer().Dialect != registry.Status) {
 			continue
 		}
-		m.tellStatus(d.meta.From, s)
+		m.tellStatus(d.meta.From, s, r.stranger(d.meta.From))
 	}
 	if s.Status == wire.PollFailed && r.askerUntold() {
-		m.tellStatus(r.asker.at, s)
+		m.tellStatus(r.asker.at, s, r.stranger(r.asker.at))
 	}
 }
+
+// registered says whether a decode is known to listen at an endpoint.
+func (m *Manager) registered(e wire.Endpoint) bool { return len(m.peers.ByAddr(e.String())) > 0 }
+
+// stranger says whether anybody may have named an endpoint as one of the room's: nobody has
+// opened it, and no decode is known there.
+func (r *room) stranger(e wire.Endpoint) bool { return r.sender == nil && !r.m.registered(e) }
 
 // tellFailure tells a decode that is none of a room's that it will get nothing.
 func (m *Manager) tellFailure(to wire.Endpoint, id nixlkv.Room, reason error) {
-	m.tellStatus(to, &wire.KVStatus{Room: id, Status: wire.PollFailed, PrefillRank: m.rank, Reason: reason.Error()})
+	m.tellStatus(to, &wire.KVStatus{Room: id, Status: wire.PollFailed, PrefillRank: m.rank, Reason: reason.Error()}, !m.registered(to))
 }
 
-func (m *Manager) tellStatus(to wire.Endpoint, s *wire.KVStatus) {
+func (m *Manager) tellStatus(to wire.Endpoint, s *wire.KVStatus, stranger bool) {
 	var enc wire.Encoder // let go with the frames, which stay queued
 	frames, err := enc.KVStatus(s)
 	if err != nil {
 		m.log.Error("encoding a status", zap.Error(err), zap.Uint64("room", uint64(s.Room)))
 		return
 	}
-	m.send(to, s.Room, frames, tellTimeout)
+	m.send(to, s.Room, frames, tellTimeout, stranger)
 }
 
-func (m *Manager) tellAck(id nixlkv.Room, a ackTarget, timeout time.Duration) {
+func (m *Manager) tellAck(id nixlkv.Room, a ackTarget, timeout time.Duration, stranger bool) {
 	var enc wire.Encoder
 	frames, err := enc.AbortAck(&wire.AbortAck{Room: id, PrefillRank: m.rank, Generation: a.generation, HasGeneration: a.hasGeneration})
 	if err != nil {
@@ -65,12 +75,16 @@ func (m *Manager) tellAck(id nixlkv.Room, a ackTarget, timeout time.Duration) {
 		return
 	}
 	m.stats.acks.Add(1)
-	m.send(a.to, id, frames, timeout)
+	m.send(a.to, id, frames, timeout, stranger)
 }
 
 // send queues a message to a decode. It never blocks; a message that cannot be sent in time
-// is counted and logged, for the decode is then gone or stuck and finds out by itself.
-func (m *Manager) send(to wire.Endpoint, id nixlkv.Room, frames [][]byte, timeout time.Duration) {
+// is counted and logged, for the decode is then gone or stuck and finds out by itself. What
+// goes to strangers waits less, and takes no place that decodes need.
+func (m *Manager) send(to wire.Endpoint, id nixlkv.Room, frames [][]byte, timeout time.Duration, stranger bool) {
+	if stranger {
+		timeout = min(timeout, strangerTimeout)
+	}
 	failed := func(err error) {
 		m.stats.untold.Add(1)
 		m.warn.Warn("could not tell a decode", zap.Stringer("decode", to), zap.Uint64("room", uint64(id)), zap.Error(err))
@@ -80,7 +94,7 @@ func (m *Manager) send(to wire.Endpoint, id nixlkv.Room, frames [][]byte, timeou
 		failed(err)
 		return
 	}
-	msg := control.Message{To: e, Frames: frames, Deadline: time.Now().Add(timeout)}
+	msg := control.Message{To: e, Frames: frames, Deadline: time.Now().Add(timeout), Stranger: stranger}
 	if err := m.ctl.SendAsync(msg, func(_ uint64, err error) {
 		if err != nil {
 			failed(err)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math/bits"
 
 	"github.com/nixlkv/nixlkv/internal/engine"
 )
@@ -15,7 +16,9 @@ import (
 // and a bar. Tags that this does not know end the walk without a verdict: a later release
 // may write others.
 //
-// Bytes that are wrong inside of an entry pass, and UCX trusts the addresses in them.
+// What entries hold is checked where NIXL or UCX would use it without looking: a kind of memory
+// indexes an array of NIXL's, and UCX reads a remote key as far as the key itself says. Other
+// bytes that are wrong pass, above all in a worker's address ("c"), which UCX trusts.
 
 const serdesHeader = "nixlSerDes|"
 
@@ -101,14 +104,22 @@ func (s *serdes) walk() error {
 
 // section reads the registrations of one backend and kind of memory.
 func (s *serdes) section() (known bool, err error) {
-	if _, known, err = s.entry("bknd"); err != nil || !known {
+	backend, known, err := s.entry("bknd")
+	if err != nil || !known {
 		return known, err
 	}
 	kind, known, err := s.entry("nixlDList")
 	if err != nil || !known {
 		return known, err
 	}
-	n, known, err := s.entries("t", "n")
+	mem, known, err := s.entry("t")
+	if err != nil || !known {
+		return known, err
+	}
+	if len(mem) != 4 || binary.LittleEndian.Uint32(mem) > lastMem {
+		return true, fmt.Errorf("%w: metadata: kind of memory %x", engine.ErrInvalidParam, mem)
+	}
+	n, known, err := s.entry("n")
 	if err != nil || !known {
 		return known, err
 	}
@@ -117,11 +128,54 @@ func (s *serdes) section() (known bool, err error) {
 		descs = min(descs, 1) // all in one entry
 	}
 	for range descs {
-		if _, known, err = s.entry(""); err != nil || !known {
+		desc, known, err := s.entry("")
+		if err != nil || !known {
 			return known, err
+		}
+		if string(kind) == "nixlSDList" {
+			if err := checkDesc(string(backend), desc); err != nil {
+				return true, err
+			}
 		}
 	}
 	return true, nil
+}
+
+const (
+	lastMem  = 4  // FILE_SEG, the last kind of memory in nixl_types.h
+	descSize = 24 // address, length, device
+)
+
+// checkDesc checks a registration: where it is, and what its backend says of it.
+func checkDesc(backend string, desc []byte) error {
+	if len(desc) < descSize {
+		return fmt.Errorf("%w: metadata: registration of %d bytes", engine.ErrInvalidParam, len(desc))
+	}
+	if addr, size := binary.LittleEndian.Uint64(desc), binary.LittleEndian.Uint64(desc[8:]); addr+size < addr {
+		return fmt.Errorf("%w: metadata: registration of %d bytes at %#x", engine.ErrInvalidParam, size, addr)
+	}
+	if backend == "UCX" || backend == "UCX_MO" {
+		return checkKey(desc[descSize:])
+	}
+	return nil
+}
+
+// checkKey checks that a remote key of UCX ends where its bytes do: a map of memory domains, a
+// kind of memory, and for each domain a length and so many bytes (ucp_ep_rkey_unpack, which is
+// not told how long the key is). What may follow is read only by a UCX that wrote it.
+func checkKey(key []byte) error {
+	const header = 9
+	if len(key) < header {
+		return fmt.Errorf("%w: metadata: remote key of %d bytes", engine.ErrInvalidParam, len(key))
+	}
+	rest := key[header:]
+	for range bits.OnesCount64(binary.LittleEndian.Uint64(key)) {
+		if len(rest) == 0 || len(rest) <= int(rest[0]) {
+			return fmt.Errorf("%w: metadata: remote key of %d bytes is cut short", engine.ErrInvalidParam, len(key))
+		}
+		rest = rest[1+int(rest[0]):]
+	}
+	return nil
 }
 
 // count reads a number of entries, which cannot be more than there are bytes left to hold

@@ -5,6 +5,7 @@ package control
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"testing"
 )
 
@@ -82,6 +83,44 @@ func BenchmarkQuietEndpoints(b *testing.B) {
 				if _, err := c.Send(ctx, m); err != nil {
 					b.Fatal(err)
 				}
+				<-arrived
+			}
+		})
+	}
+}
+
+// What it costs to ask libzmq where each message came from.
+func BenchmarkSource(b *testing.B) {
+	for _, asked := range []bool{false, true} {
+		b.Run(fmt.Sprintf("asked=%t", asked), func(b *testing.B) {
+			arrived := make(chan struct{}, 1024)
+			cfg := Config{Handler: func([][]byte) { arrived <- struct{}{} }}
+			if asked {
+				cfg = Config{HandlerFrom: func(netip.Addr, [][]byte) { arrived <- struct{}{} }}
+			}
+			to := endpoint(b, start(b, cfg))
+			c := start(b, Config{})
+			mustSend(b, c, to, "connect")
+			<-arrived
+			window := make(chan struct{}, 512)
+			done := func(_ uint64, err error) {
+				if err != nil {
+					b.Error(err)
+				}
+				<-window
+			}
+			m := Message{To: to, Frames: status()}
+			b.ReportAllocs()
+			b.ResetTimer()
+			go func() {
+				for range b.N {
+					window <- struct{}{}
+					if err := c.SendAsync(m, done); err != nil {
+						b.Error(err)
+					}
+				}
+			}()
+			for range b.N {
 				<-arrived
 			}
 		})

@@ -4,16 +4,20 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/trust"
 )
 
 // ErrConfig: New was given a configuration that cannot work.
 var ErrConfig = errors.New("control: invalid configuration")
 
-// Config configures a Control. Only Handler is required; zero fields get the defaults named
+// Config configures a Control. Only a handler is required; zero fields get the defaults named
 // with them.
 type Config struct {
 	// Host is the address to bind the PULL socket to: an IP address, or a name that is
@@ -28,14 +32,21 @@ type Config struct {
 	// keep. While it runs nothing is received: libzmq queues up to RecvHWM messages per
 	// connection, then TCP holds up the senders. A panic is recovered, counted and logged.
 	Handler func(frames [][]byte)
+	// HandlerFrom is a Handler that is also given the address that the message's connection
+	// comes from; the zero Addr if libzmq does not know it. Set this or Handler.
+	HandlerFrom func(source netip.Addr, frames [][]byte)
 	// Observer, if set, is told of connections to endpoints that were sent to. It runs on
 	// the goroutine of completion callbacks and must not block: they wait, and so does the
 	// reconnect that its event is about. It may call Send, SendAsync, Drop and Stats.
 	Observer func(Event)
 	// Logger; default none. What peers can cause is logged a few times a second at most.
 	Logger *zap.Logger
-	// Curve, if set, encrypts and authenticates both directions.
+	// Curve, if set, encrypts and authenticates both directions. A peer that does not have the
+	// secret key of its ServerKey, or of one of its ClientKeys, is refused in the handshake.
 	Curve *Curve
+	// Allowed are the networks that connections may come from; the zero List is everywhere.
+	// Others are refused in the handshake.
+	Allowed trust.List
 
 	// SendTimeout is the deadline of messages without one. Default 30 s, as SGLang's prefill.
 	SendTimeout time.Duration
@@ -74,16 +85,13 @@ type Limits struct {
 	// Endpoints bounds the table of endpoints. A full table refuses newcomers with ErrLimit.
 	// An endpoint takes four file descriptors. Default 4096, at most 16384.
 	Endpoints int
+	// Strangers bounds, of these, what only messages to a Stranger were sent to, and such
+	// messages that wait. Default a sixteenth of Endpoints.
+	Strangers int
 }
 
-// Curve are CurveZMQ keys in Z85 (40 characters), as zmq_curve_keypair gives them.
-//
-// Any client that knows the server's public key can connect, as without a ZAP handler libzmq
-// checks no client keys. Keep ServerKey within the deployment.
-type Curve struct {
-	PublicKey, SecretKey string // this side's pair, for the PULL socket and for PUSH sockets
-	ServerKey            string // public key of every peer's PULL socket; default PublicKey
-}
+// Curve are the keys of CurveZMQ.
+type Curve = nixlkv.Curve
 
 const (
 	maxEndpoints   = 16384
@@ -93,8 +101,8 @@ const (
 
 // complete gives a copy with defaults filled in, or an error that wraps ErrConfig.
 func (c Config) complete() (Config, error) {
-	if c.Handler == nil {
-		return c, fmt.Errorf("%w: no handler", ErrConfig)
+	if (c.Handler == nil) == (c.HandlerFrom == nil) {
+		return c, fmt.Errorf("%w: no handler, or two", ErrConfig)
 	}
 	if c.Logger == nil {
 		c.Logger = zap.NewNop()
@@ -106,9 +114,13 @@ func (c Config) complete() (Config, error) {
 	if c.Curve != nil {
 		k := *c.Curve
 		k.ServerKey = cmp.Or(k.ServerKey, k.PublicKey)
-		for name, key := range map[string]string{"public": k.PublicKey, "secret": k.SecretKey, "server": k.ServerKey} {
-			if len(key) != curveKeyLength || strings.Trim(key, z85) != "" {
-				return c, fmt.Errorf("%w: CURVE %s key is not %d characters of Z85", ErrConfig, name, curveKeyLength)
+		for name, keys := range map[string][]string{
+			"public": {k.PublicKey}, "secret": {k.SecretKey}, "server": {k.ServerKey}, "client": k.ClientKeys,
+		} {
+			for _, key := range keys {
+				if len(key) != curveKeyLength || strings.Trim(key, z85) != "" {
+					return c, fmt.Errorf("%w: CURVE %s key is not %d characters of Z85", ErrConfig, name, curveKeyLength)
+				}
 			}
 		}
 		c.Curve = &k
@@ -148,8 +160,10 @@ func (l Limits) complete() (Limits, error) {
 		EndpointPending:      l.EndpointPending,
 		EndpointPendingBytes: l.EndpointPendingBytes,
 		Endpoints:            cmp.Or(l.Endpoints, 4096),
+		Strangers:            l.Strangers,
 	}
-	lowest := min(l.Frames, l.FrameBytes, l.RecvHWM, l.SendHWM, l.EndpointPending, l.Endpoints)
+	l.Strangers = cmp.Or(l.Strangers, max(1, l.Endpoints/16))
+	lowest := min(l.Frames, l.FrameBytes, l.RecvHWM, l.SendHWM, l.EndpointPending, l.Endpoints, l.Strangers)
 	ordered := l.FrameBytes <= l.MessageBytes && l.MessageBytes <= l.EndpointPendingBytes &&
 		l.EndpointPendingBytes <= l.PendingBytes && l.EndpointPending <= l.Pending
 	if lowest < 1 || !ordered || l.Endpoints > maxEndpoints {

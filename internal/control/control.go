@@ -25,6 +25,7 @@ type Control struct {
 	receiver *receiver
 	sender   *sender
 	notifier *notifier
+	gate     *gate // nil if everybody may connect
 
 	linger   time.Duration
 	closing  sync.Once
@@ -57,22 +58,26 @@ func New(cfg Config) (*Control, error) {
 	if err != nil {
 		return nil, undo(err)
 	}
-	pull, addr, err := newPull(zctx, &cfg)
-	if err != nil {
+	log := cfg.Logger.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
+		return zapcore.NewSamplerWithOptions(core, time.Second, 5, 0)
+	}))
+	c := &Control{zctx: zctx, linger: cfg.Linger, closed: make(chan struct{})}
+	if c.gate, err = newGate(zctx, &cfg, log, &c.counters); err != nil {
 		return nil, undo(errors.Join(err, zctx.Term()))
 	}
+	pull, addr, err := newPull(zctx, &cfg)
+	if err != nil {
+		return nil, undo(errors.Join(err, c.gate.close(), zctx.Term()))
+	}
+	c.addr = addr
 	fd, err := pull.GetFd()
 	if err == nil {
 		err = recvPoll.watch(fd, wakeToken+1)
 	}
 	if err != nil {
-		return nil, undo(errors.Join(errno(err), pull.Close(), zctx.Term()))
+		return nil, undo(errors.Join(errno(err), pull.Close(), c.gate.close(), zctx.Term()))
 	}
 
-	log := cfg.Logger.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
-		return zapcore.NewSamplerWithOptions(core, time.Second, 5, 0)
-	}))
-	c := &Control{addr: addr, zctx: zctx, linger: cfg.Linger, closed: make(chan struct{})}
 	c.receiver = &receiver{
 		cfg: &cfg, log: log, counters: &c.counters, pull: pull, poll: recvPoll, done: make(chan struct{}),
 	}
@@ -170,11 +175,12 @@ func (c *Control) finish() {
 	c.notifier.close()
 	<-c.notifier.done
 	<-c.receiver.done
+	gateErr := c.gate.close()
 	err := c.zctx.Term()
 	if err != nil {
 		err = fmt.Errorf("control: terminate zmq context: %w", errno(err))
 	}
-	c.closeErr = errors.Join(err, c.receiver.poll.close(), c.sender.poll.close())
+	c.closeErr = errors.Join(err, gateErr, c.receiver.poll.close(), c.sender.poll.close())
 }
 
 func (c *Control) waitingFor() string {

@@ -10,7 +10,8 @@ type counters struct {
 	droppedFrames, droppedBytes, receiveErrors, panics                 atomic.Uint64
 	sendsExpired, sendsCancelled, sendsLost, sendsRefused, sendsClosed atomic.Uint64
 	connects, disconnects, connectFailures, handshakeFailed            atomic.Uint64
-	endpoints, connected, blocked, pending, pendingBytes               atomic.Int64
+	peersRefused                                                       atomic.Uint64
+	endpoints, connected, blocked, pending, pendingBytes, strangers    atomic.Int64
 }
 
 func (c *counters) snapshot() Stats {
@@ -23,7 +24,8 @@ func (c *counters) snapshot() Stats {
 		SendsLost: c.sendsLost.Load(), SendsRefused: c.sendsRefused.Load(), SendsClosed: c.sendsClosed.Load(),
 		Connects: c.connects.Load(), Disconnects: c.disconnects.Load(),
 		ConnectFailures: c.connectFailures.Load(), HandshakeFailed: c.handshakeFailed.Load(),
-		Endpoints: int(c.endpoints.Load()), Connected: int(c.connected.Load()), Blocked: int(c.blocked.Load()),
+		PeersRefused: c.peersRefused.Load(),
+		Endpoints:    int(c.endpoints.Load()), Connected: int(c.connected.Load()), Blocked: int(c.blocked.Load()),
 		Pending: int(c.pending.Load()), PendingBytes: int(c.pendingBytes.Load()),
 	}
 }

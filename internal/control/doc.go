@@ -25,7 +25,8 @@
 //
 // A Control runs three goroutines, however many peers it has, besides libzmq's own two threads:
 // the receiver owns the PULL socket and calls the handler; the sender owns every PUSH socket and
-// its monitor; the notifier calls what may block: completion callbacks and the observer. ZMQ
+// its monitor; the notifier calls what may block: completion callbacks and the observer. Where
+// not everybody may connect a fourth one, the gate, answers libzmq's question who may. ZMQ
 // sockets are not safe for concurrent use, so nothing else touches one. The owners do not
 // sit in zmq_poll, which costs a system call for every socket whenever one is ready: they watch
 // the descriptors behind the sockets (ZMQ_FD) with epoll, next to an eventfd that wakes them.
@@ -37,5 +38,6 @@
 // messages against its high-water mark, so a peer that never ends a message makes it grow. It
 // also accepts any number of connections. And it reads ZMTP 1.0, which has no
 // handshake worth the name: any bytes that a TCP client sends can arrive as frames. The PULL
-// port must be reachable by the workers of the deployment only, or use Curve.
+// port must be reachable by the workers of the deployment only, or use Allowed or Curve: with
+// either, all this holds for those alone that have passed the handshake, of ZMTP 3.
 package control

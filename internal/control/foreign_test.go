@@ -229,7 +229,8 @@ func TestServerThatIsNoReceiver(t *testing.T) {
 }
 
 func TestCurve(t *testing.T) {
-	keys := curveKeys(t)
+	keys, client, stranger := curveKeys(t), curveKeys(t), curveKeys(t)
+	keys.ClientKeys = []string{client.PublicKey}
 	in := newInbox()
 	rx := start(t, Config{Handler: in.handle, Curve: keys})
 	to := endpoint(t, rx)
@@ -237,13 +238,14 @@ func TestCurve(t *testing.T) {
 	if got := in.text(t); got != "same keys" {
 		t.Fatalf("got %q", got)
 	}
-	client := curveKeys(t)
-	client.ServerKey = keys.PublicKey
+	client.ServerKey, stranger.ServerKey = keys.PublicKey, keys.PublicKey
 	mustSend(t, start(t, Config{Curve: client}), to, "own keys")
 	if got := in.text(t); got != "own keys" {
 		t.Fatalf("got %q", got)
 	}
-	for name, cfg := range map[string]Config{"no keys": {}, "another server key": {Curve: curveKeys(t)}} {
+	for name, cfg := range map[string]Config{
+		"no keys": {}, "another server key": {Curve: curveKeys(t)}, "a key that is not listed": {Curve: stranger},
+	} {
 		t.Run(name, func(t *testing.T) {
 			cfg.Linger = -1
 			c := start(t, cfg)
@@ -257,8 +259,8 @@ func TestCurve(t *testing.T) {
 			eventually(t, "the handshake fails", func() bool { return c.Stats().HandshakeFailed > 0 })
 		})
 	}
-	if len(in) > 0 || rx.Stats().MessagesIn != 2 {
-		t.Fatal("an intruder was heard")
+	if s := rx.Stats(); len(in) > 0 || s.MessagesIn != 2 || s.PeersRefused == 0 {
+		t.Fatalf("an intruder was heard, or refused without notice: %+v", s)
 	}
 
 	// Nor is ZMTP 1.0, which has no mechanisms, a way around.

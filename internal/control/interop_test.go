@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"encoding/json"
+	"net/netip"
 	"os"
 	"os/exec"
 	"slices"
@@ -105,12 +106,22 @@ func TestInteropSendToPyzmq(t *testing.T) {
 }
 
 func TestInteropReceiveFromPyzmq(t *testing.T) {
-	for name, secure := range map[string]bool{"plain": false, "curve": true} {
+	for _, name := range []string{"plain", "curve", "gated"} {
 		t.Run(name, func(t *testing.T) {
 			in := newInbox()
 			cfg := Config{Handler: in.handle}
-			if secure {
+			secure := name == "curve"
+			switch {
+			case secure:
 				cfg.Curve = curveKeys(t)
+			case name == "gated":
+				// As far as SGLang's workers go: from an allowed network, their address known.
+				cfg = Config{Allowed: allowed(t, "127.0.0.0/8"), HandlerFrom: func(source netip.Addr, f [][]byte) {
+					if !source.IsLoopback() {
+						t.Errorf("a message from %v", source)
+					}
+					in.handle(f)
+				}}
 			}
 			args := []string{"push", endpoint(t, start(t, cfg)).String()}
 			if k := cfg.Curve; secure {

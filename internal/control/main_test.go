@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 // start makes a Control that is closed with the test.
 func start(t testing.TB, cfg Config) *Control {
 	t.Helper()
-	if cfg.Handler == nil {
+	if cfg.Handler == nil && cfg.HandlerFrom == nil {
 		cfg.Handler = func([][]byte) {}
 	}
 	c, err := New(cfg)

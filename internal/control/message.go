@@ -14,4 +14,8 @@ type Message struct {
 	// Event or by an earlier send: it fails with ErrPeerLost if that is not, or no longer,
 	// the current one.
 	Generation uint64
+	// Stranger: anybody may have named this endpoint. Only Limits.Strangers such messages may
+	// wait, to as many endpoints, which are let go as soon as nothing waits for them. They
+	// take no place that others need.
+	Stranger bool
 }

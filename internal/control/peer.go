@@ -47,6 +47,25 @@ type peer struct {
 	untold      int       // events that the observer has not returned from
 	lossUntold  bool      // a Disconnected is among them
 	blocked     bool      // connected and not read
+	stranger    bool      // no message but to a Stranger was ever given
+}
+
+// strangerIdle is when the connection to a stranger is let go.
+const strangerIdle = time.Second
+
+func (s *sender) idleTimeout(p *peer) time.Duration {
+	if p.stranger {
+		return min(strangerIdle, s.cfg.IdleTimeout)
+	}
+	return s.cfg.IdleTimeout
+}
+
+// befriend notes that an endpoint is none of a stranger.
+func (s *sender) befriend(p *peer) {
+	if p.stranger {
+		p.stranger = false
+		s.strangers--
+	}
 }
 
 // maxUntold bounds the events of one endpoint that wait for the observer.
@@ -66,8 +85,12 @@ func (p *peer) lostError(why string) error {
 }
 
 // newPeer adds an endpoint; nil if the table is full of endpoints that are connected or waited
-// for. Connections are not cut to make room: somebody may rely on learning of their end.
-func (s *sender) newPeer(to Endpoint) *peer {
+// for, or has all the strangers that it may. Connections are not cut to make room: somebody may
+// rely on learning of their end.
+func (s *sender) newPeer(to Endpoint, stranger bool) *peer {
+	if stranger && s.strangers >= s.cfg.Limits.Strangers {
+		return nil
+	}
 	if len(s.peers) >= s.cfg.Limits.Endpoints {
 		var oldest *peer
 		for _, p := range s.peers {
@@ -80,7 +103,10 @@ func (s *sender) newPeer(to Endpoint) *peer {
 		}
 		s.remove(oldest)
 	}
-	p := &peer{endpoint: to, name: to.String()}
+	p := &peer{endpoint: to, name: to.String(), stranger: stranger}
+	if stranger {
+		s.strangers++
+	}
 	s.peers[to] = p
 	s.counters.endpoints.Add(1)
 	return p
@@ -88,6 +114,7 @@ func (s *sender) newPeer(to Endpoint) *peer {
 
 func (s *sender) remove(p *peer) {
 	s.timers.stop(&p.timer)
+	s.befriend(p)
 	delete(s.peers, p.endpoint)
 	s.counters.endpoints.Add(-1)
 }
@@ -106,7 +133,7 @@ func (s *sender) hasten(p *peer) {
 }
 
 func (s *sender) peerAlarm(p *peer) {
-	unused := s.now.Sub(p.lastUsed) >= s.cfg.IdleTimeout
+	unused := s.now.Sub(p.lastUsed) >= s.idleTimeout(p)
 	switch p.state {
 	case connecting:
 		s.attemptFailed(p, "timed out")
@@ -114,7 +141,7 @@ func (s *sender) peerAlarm(p *peer) {
 		if unused && p.queue.n == 0 {
 			s.release(p, s.cfg.Linger)
 		} else {
-			s.timers.set(&p.timer, p, later(p.lastUsed.Add(s.cfg.IdleTimeout), s.now.Add(time.Second)))
+			s.timers.set(&p.timer, p, later(p.lastUsed.Add(s.idleTimeout(p)), s.now.Add(time.Second)))
 		}
 	case idle:
 		switch {
@@ -250,7 +277,7 @@ func (s *sender) established(p *peer) {
 	s.counters.connects.Add(1)
 	s.counters.connected.Add(1)
 	s.log.Debug("control: connected", zap.String("endpoint", p.name), zap.Uint64("generation", p.generation))
-	s.timers.set(&p.timer, p, s.now.Add(s.cfg.IdleTimeout))
+	s.timers.set(&p.timer, p, s.now.Add(s.idleTimeout(p)))
 	s.tell(p, Connected)
 	s.flush(p)
 }
@@ -258,7 +285,7 @@ func (s *sender) established(p *peer) {
 // lost ends a connection that the peer or the network ended.
 func (s *sender) lost(p *peer, why string) {
 	s.closeSockets(p, 0)
-	p.lastAttempt, p.reconnect = s.now, true
+	p.lastAttempt, p.reconnect = s.now, !p.stranger
 	s.counters.disconnects.Add(1)
 	s.log.Warn("control: connection lost", zap.String("endpoint", p.name), zap.String("reason", why),
 		zap.Uint64("generation", p.generation), zap.Int("unsent", p.queue.n))

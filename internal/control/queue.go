@@ -17,6 +17,7 @@ type outgoing struct {
 	bytes      int
 	generation uint64
 	deadline   time.Time
+	stranger   bool
 
 	// One of the two is set, and is called or filled exactly once.
 	done   func(generation uint64, err error)

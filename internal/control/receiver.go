@@ -3,6 +3,7 @@
 package control
 
 import (
+	"net/netip"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -20,6 +21,7 @@ type receiver struct {
 	poll     *poller
 	stopping atomic.Bool
 	done     chan struct{}
+	sources  sourceCache
 }
 
 // errorPause keeps a PULL socket that fails from taking a core.
@@ -60,14 +62,14 @@ func (r *receiver) receiveAll() error {
 			return err
 		}
 		for !r.stopping.Load() {
-			frames, err := r.receive()
+			source, frames, err := r.receive()
 			if isErrno(err, syscall.EAGAIN) {
 				break
 			} else if err != nil {
 				return err
 			}
 			if frames != nil {
-				guard("handler", r.log, r.counters, func() { r.cfg.Handler(frames) })
+				guard("handler", r.log, r.counters, func() { r.cfg.handle(source, frames) })
 			}
 		}
 	}
@@ -76,19 +78,24 @@ func (r *receiver) receiveAll() error {
 
 // receive takes one message; nil frames mean that it was over a limit, and dropped. libzmq
 // gives a message out only when all of it is there, so it never waits halfway.
-func (r *receiver) receive() ([][]byte, error) {
+func (r *receiver) receive() (source netip.Addr, frames [][]byte, err error) {
 	var (
 		n, bytes int
 		limits   = &r.cfg.Limits
-		frames   = make([][]byte, 0, 8) // most messages have fewer
 	)
+	frames = make([][]byte, 0, 8) // most messages have fewer
 	for more := true; more; n++ {
-		f, err := r.pull.RecvBytes(zmq.DONTWAIT)
+		var f []byte
+		if n == 0 && r.cfg.HandlerFrom != nil {
+			f, source, err = r.receiveFirst()
+		} else {
+			f, err = r.pull.RecvBytes(zmq.DONTWAIT)
+		}
 		if err != nil {
-			return nil, err
+			return source, nil, err
 		}
 		if more, err = r.pull.GetRcvmore(); err != nil {
-			return nil, err
+			return source, nil, err
 		}
 		if bytes += len(f); n >= limits.Frames || bytes > limits.MessageBytes {
 			frames = nil // and the rest is read only to be dropped
@@ -104,8 +111,52 @@ func (r *receiver) receive() ([][]byte, error) {
 	default:
 		r.counters.messagesIn.Add(1)
 		r.counters.bytesIn.Add(uint64(bytes))
-		return frames, nil
+		return source, frames, nil
 	}
-	r.log.Warn("control: message over the limits dropped", zap.Int("frames", n), zap.Int("bytes", bytes))
-	return nil, nil
+	r.log.Warn("control: message over the limits dropped", zap.Int("frames", n), zap.Int("bytes", bytes), zap.Stringer("source", source))
+	return source, nil, nil
+}
+
+// peerAddress is libzmq's name for where a message's connection comes from. Every frame of a
+// message has it.
+const peerAddress = "Peer-Address"
+
+// receiveFirst takes the first frame of a message, and where it came from.
+func (r *receiver) receiveFirst() (f []byte, source netip.Addr, err error) {
+	f, properties, err := r.pull.RecvBytesWithMetadata(zmq.DONTWAIT, peerAddress)
+	if err != nil {
+		return nil, netip.Addr{}, err
+	}
+	return f, r.sources.parse(properties[peerAddress]), nil
+}
+
+// sourceCache keeps the last address parsed: messages come in runs.
+type sourceCache struct {
+	text string
+	addr netip.Addr
+}
+
+func (c *sourceCache) parse(text string) netip.Addr {
+	if text != c.text {
+		c.text, c.addr = text, parseSource(text)
+	}
+	return c.addr
+}
+
+// parseSource reads an address as libzmq gives it; the zero Addr if it is none.
+func parseSource(text string) netip.Addr {
+	a, err := netip.ParseAddr(text)
+	if err != nil {
+		return netip.Addr{}
+	}
+	return a.Unmap()
+}
+
+// handle hands a message to whichever handler there is.
+func (c *Config) handle(source netip.Addr, frames [][]byte) {
+	if c.HandlerFrom != nil {
+		c.HandlerFrom(source, frames)
+		return
+	}
+	c.Handler(frames)
 }

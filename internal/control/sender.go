@@ -38,6 +38,7 @@ type sender struct {
 	peers      map[Endpoint]*peer
 	watched    map[uint64]*peer // by poller token: even for the monitor, odd for the PUSH socket
 	timers     timers
+	strangers  int    // peers that are
 	serial     uint64 // of sockets made, names monitors and tokens
 	generation uint64
 	closing    bool
@@ -91,16 +92,22 @@ func (s *sender) submit(m Message, o *outgoing) error {
 		return err
 	}
 	o.to, o.frames, o.bytes = m.To, m.Frames, size
-	o.generation, o.deadline = m.Generation, m.Deadline
+	o.generation, o.deadline, o.stranger = m.Generation, m.Deadline, m.Stranger
 	if o.deadline.IsZero() {
 		o.deadline = time.Now().Add(s.cfg.SendTimeout)
 	}
 	n, bytes := s.counters.pending.Add(1), s.counters.pendingBytes.Add(int64(size))
 	if l := &s.cfg.Limits; n > int64(l.Pending) || bytes > int64(l.PendingBytes) {
+		o.stranger = false // not counted yet
 		s.settle(o)
 		s.counters.sendsRefused.Add(1)
 		return fmt.Errorf("%w: %s: %w: %d messages, %d bytes wait for all endpoints",
 			nixlkv.ErrSendBlocked, m.To, nixlkv.ErrLimit, n-1, bytes-int64(size))
+	}
+	if o.stranger && s.counters.strangers.Add(1) > int64(s.cfg.Limits.Strangers) {
+		s.settle(o)
+		s.counters.sendsRefused.Add(1)
+		return fmt.Errorf("%w: %s: %w: %d messages to strangers wait", nixlkv.ErrSendBlocked, m.To, nixlkv.ErrLimit, s.cfg.Limits.Strangers)
 	}
 	if !s.post(command{kind: cmdSend, message: o}) {
 		s.settle(o)
@@ -114,6 +121,9 @@ func (s *sender) submit(m Message, o *outgoing) error {
 func (s *sender) settle(o *outgoing) {
 	s.counters.pending.Add(-1)
 	s.counters.pendingBytes.Add(-int64(o.bytes))
+	if o.stranger {
+		s.counters.strangers.Add(-1)
+	}
 }
 
 // send waits for the message to be completed. Once ctx ends the owner is asked to give it
@@ -229,12 +239,14 @@ func (s *sender) alarm(t *timer) {
 func (s *sender) enqueue(o *outgoing) {
 	p := s.peers[o.to]
 	if p == nil {
-		if p = s.newPeer(o.to); p == nil {
+		if p = s.newPeer(o.to, o.stranger); p == nil {
 			s.counters.sendsRefused.Add(1)
-			s.finish(o, 0, fmt.Errorf("%w: %s: %w: %d endpoints in use",
-				nixlkv.ErrSendBlocked, o.to, nixlkv.ErrLimit, len(s.peers)))
+			s.finish(o, 0, fmt.Errorf("%w: %s: %w: %d endpoints in use, %d of strangers",
+				nixlkv.ErrSendBlocked, o.to, nixlkv.ErrLimit, len(s.peers), s.strangers))
 			return
 		}
+	} else if !o.stranger {
+		s.befriend(p)
 	}
 	p.lastUsed = s.now
 	switch l := &s.cfg.Limits; {
@@ -284,6 +296,9 @@ func (s *sender) giveUp(o *outgoing, err error) {
 	s.timers.stop(&o.timer)
 	s.finish(o, 0, err)
 	s.drained(p)
+	if p.stranger && p.queue.n == 0 && p.state != connected {
+		s.release(p, 0)
+	}
 }
 
 // finish completes a message that is in no queue.

@@ -94,6 +94,9 @@ func newPull(zctx *zmq.Context, cfg *Config) (*zmq.Socket, netip.AddrPort, error
 		s.SetHandshakeIvl(cfg.ConnectTimeout),
 		setKeepalive(s),
 	)
+	if err == nil && cfg.gated() {
+		err = s.SetZapDomain(gateDomain)
+	}
 	if err == nil && cfg.Curve != nil {
 		err = errors.Join(s.SetCurveServer(1), s.SetCurveSecretkey(cfg.Curve.SecretKey))
 	}

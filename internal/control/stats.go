@@ -24,6 +24,7 @@ type Stats struct {
 	Disconnects     uint64 // connections lost
 	ConnectFailures uint64 // attempts to connect that failed
 	HandshakeFailed uint64 // of these, in the handshake: not ZMTP 3, other CURVE keys
+	PeersRefused    uint64 // incoming connections refused: address not allowed, other CURVE keys
 	Endpoints       int    // in the table
 	Connected       int    // endpoints with a connection
 	Blocked         int    // connected endpoints that messages wait for

@@ -1,0 +1,116 @@
+// Soak keeps rooms in flight between one prefill process and decode managers in processes of
+// their own, for hours if need be, and says whether what it takes stays the same: rooms per
+// second, latency, resident memory, goroutines, open files, and what the managers hold. Rooms
+// carry their number in every page, some are aborted by either side, and in the end everything
+// is closed and nothing may be left over.
+//
+//	go run ./internal/soak -duration 10m
+//
+// The exit code is 1 if a room failed that should not, arrived with other bytes, memory grew by
+// more than -growth percent from the first tenth to the end, or something was left over.
+// Throughput is printed and not judged: other programs may run.
+//
+// With -guests it measures what the peers that are there notice while new ones come.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/nixlkv/nixlkv/nixl"
+)
+
+// childFlag is the first argument of a child; the second is its configuration.
+const childFlag = "-child"
+
+func main() { os.Exit(runProgram(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
+
+// options are what the flags say.
+type options struct {
+	plan     plan
+	duration time.Duration
+	growth   float64 // percent
+}
+
+// runProgram is the program; it gives the exit code.
+func runProgram(args []string, in io.Reader, out, log io.Writer) int {
+	if len(args) == 2 && args[0] == childFlag {
+		var c childConfig
+		err := json.Unmarshal([]byte(args[1]), &c)
+		if err == nil {
+			err = runChild(c, in, out)
+		}
+		return complain(log, err)
+	}
+	o, err := parseFlags(args, out)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return 0
+	case err != nil:
+		complain(log, err)
+		return 2
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	r := run{options: o, out: out, log: &shared{w: log}}
+	return complain(log, r.do(ctx))
+}
+
+func complain(log io.Writer, err error) int {
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintf(log, "soak: %v\n", err)
+	return 1
+}
+
+func parseFlags(args []string, out io.Writer) (o options, err error) {
+	f := flag.NewFlagSet("soak", flag.ContinueOnError)
+	f.SetOutput(out)
+	f.StringVar(&o.plan.Engine, "engine", "auto", "auto, native or embedded")
+	f.IntVar(&o.plan.Rooms, "rooms", 0, "`rooms` in all; 0: as many as there is time for")
+	f.DurationVar(&o.duration, "duration", 30*time.Second, "how long; -rooms comes before it")
+	f.IntVar(&o.plan.InFlight, "in-flight", 1000, "`rooms` in flight")
+	f.IntVar(&o.plan.Processes, "decodes", 8, "decode `processes`")
+	f.IntVar(&o.plan.Managers, "managers", 8, "decode `managers` in each of them")
+	f.IntVar(&o.plan.Aborts, "aborts", 10, "`rooms` of a thousand that one side gives up")
+	f.IntVar(&o.plan.Regions, "regions", 4, "KV `regions`")
+	f.IntVar(&o.plan.Pages, "pages", 2, "`pages` of a room")
+	f.IntVar(&o.plan.PageBytes, "page-bytes", 1024, "`bytes` of a page of a region")
+	f.IntVar(&o.plan.Pool, "pool", 0, "more `pages` of each region, which no room uses")
+	f.Float64Var(&o.growth, "growth", 5, "`percent` by which resident memory may grow; 0: it is not judged")
+	f.BoolVar(&o.plan.Guests, "guests", false, "measure while other decodes come and go")
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	switch {
+	case f.NArg() > 0:
+		return o, fmt.Errorf("%w: %q", errPlan, f.Args())
+	case o.plan.Rooms == 0 && o.duration <= 0:
+		return o, fmt.Errorf("%w: -duration %v", errPlan, o.duration)
+	case o.plan.Guests && o.plan.Rooms != 0:
+		return o, fmt.Errorf("%w: -guests takes a -duration, no -rooms", errPlan)
+	}
+	if _, err := parseKind(o.plan.Engine); err != nil {
+		return o, err
+	}
+	return o, o.plan.validate()
+}
+
+func parseKind(name string) (nixl.Kind, error) {
+	kinds := []nixl.Kind{nixl.Auto, nixl.Native, nixl.Embedded}
+	i := slices.IndexFunc(kinds, func(k nixl.Kind) bool { return k.String() == name })
+	if i < 0 {
+		return 0, fmt.Errorf("%w: engine %q", errPlan, name)
+	}
+	return kinds[i], nil
+}

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/bootstrap"
+	"github.com/nixlkv/nixlkv/kvsender"
+	"github.com/nixlkv/nixlkv/nixl"
+)
+
+// guestTimeout is for the room of the next guest, who may not come for long.
+const guestTimeout = 24 * time.Hour
+
+// prefill is the prefill's process.
+type prefill struct {
+	plan    *plan
+	mem     *memory
+	boot    *bootstrap.Server
+	manager *kvsender.Manager
+	tally   tally
+
+	stopped context.CancelFunc // no room is to be expected any more
+	streams sync.WaitGroup
+}
+
+func newPrefill(ctx context.Context, p *plan, engine *nixl.Engine) (_ *prefill, err error) {
+	f := &prefill{plan: p}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.close(ctx))
+		}
+	}()
+	if f.mem, err = newMemory(p, p.InFlight+1); err != nil { // the last one for guests
+		return nil, err
+	}
+	if f.boot, err = bootstrap.Listen("127.0.0.1:0"); err != nil {
+		return nil, err
+	}
+	opts := []kvsender.Option{kvsender.WithEngine(engine), kvsender.WithMemory(f.mem.buf),
+		kvsender.WithBootstrap(f.addr()), kvsender.WithCloseTimeout(closeTimeout)}
+	if p.Guests {
+		opts = append(opts, kvsender.WithBootstrapTimeout(guestTimeout))
+	}
+	f.manager, err = kvsender.NewManager(ctx, f.mem.layout(), opts...)
+	return f, err
+}
+
+func (f *prefill) addr() string { return f.boot.Endpoint().String() }
+
+func (f *prefill) start() {
+	ctx, cancel := context.WithCancel(context.Background())
+	f.stopped = cancel
+	for s := range f.plan.InFlight {
+		f.streams.Go(func() {
+			for i := 0; ; i++ {
+				room, there := f.plan.room(s, i)
+				if !there || !f.send(ctx, room, s) {
+					return
+				}
+			}
+		})
+	}
+	if !f.plan.Guests {
+		return
+	}
+	f.streams.Go(func() {
+		for room := firstGuestRoom; f.send(ctx, room, f.plan.InFlight); room++ {
+		}
+	})
+}
+
+// send sends a room from the memory of the k-th stream; false if its decode does not come any
+// more.
+func (f *prefill) send(ctx context.Context, room nixlkv.Room, k int) bool {
+	what := arrives
+	if room < firstGuestRoom {
+		what = f.plan.fate(room)
+	}
+	s, err := f.manager.Open(room)
+	if err != nil {
+		f.tally.fail(err)
+		return false
+	}
+	defer s.Close()
+	if _, err := s.WaitBootstrapped(ctx); ctx.Err() != nil {
+		return false
+	} else if err != nil {
+		f.tally.fail(err)
+		return true
+	}
+	begun := time.Now()
+	err = f.serve(s, what, k)
+	f.tally.add(what, time.Since(begun), outcome(what, err))
+	return true
+}
+
+// serve sends a room whose decode has told where it goes.
+func (f *prefill) serve(s *kvsender.Sender, what fate, k int) error {
+	ctx, cancel := context.WithTimeout(context.Background(), roomTimeout)
+	defer cancel()
+	if what == refused {
+		s.Abort("")
+		return s.Wait(ctx)
+	}
+	f.mem.stamp(k, s.Room())
+	pages := f.mem.pagesOf(k)
+	if err := s.Begin(kvsender.Plan{Pages: len(pages), Aux: kvsender.Aux(k)}); err != nil {
+		return err
+	}
+	if what == givenUp {
+		if err := s.Send(pages); err != nil {
+			return err
+		}
+		return s.Wait(ctx)
+	}
+	if err := s.Finish(pages, nil); err != nil {
+		return err
+	}
+	if what == interrupted {
+		s.Abort("")
+	}
+	return s.Wait(ctx)
+}
+
+// outcome says what is wrong with how a room has ended: one that was aborted may have arrived
+// before that was known.
+func outcome(what fate, err error) error {
+	var failed *nixlkv.KVTransferError
+	if what != arrives && errors.As(err, &failed) && !errors.Is(err, nixlkv.ErrReleaseUnconfirmed) {
+		return nil
+	}
+	return err
+}
+
+func (f *prefill) stop() {
+	f.stopped()
+	f.streams.Wait()
+}
+
+func (f *prefill) counts() *tally { return &f.tally }
+
+func (f *prefill) report(r *report) {
+	s := f.manager.Stats()
+	r.Held = map[string]int{"peers": len(s.Peers), "registrations": s.Agent.Registrations, "remotes": s.Agent.Remotes,
+		"prepared": s.Agent.Prepared, "lists": s.Agent.Lists, "connections": s.Control.Endpoints}
+	r.Busy = map[string]int{"rooms": s.Rooms, "transfers": s.Agent.Transfers, "in flight": s.Agent.InFlight,
+		"run queue": s.RunQueue, "messages": s.Control.Pending}
+}
+
+func (f *prefill) close(ctx context.Context) error {
+	var errs []error
+	if f.manager != nil {
+		if err := f.manager.Shutdown(ctx); err != nil {
+			return err // the memory is in use
+		}
+		if s := f.manager.Stats(); s.Agent != (nixl.AgentStats{}) || s.Rooms != 0 || len(s.Peers) != 0 {
+			errs = append(errs, fmt.Errorf("left in the prefill's manager: %+v", s))
+		}
+	}
+	if f.boot != nil {
+		errs = append(errs, f.boot.Close())
+	}
+	if f.mem != nil {
+		errs = append(errs, f.mem.buf.Free())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,51 @@
+package main
+
+// A child reads commands, a line each, and answers each with a report, a line of JSON.
+const (
+	cmdStart  = "start"  // begin the rooms; a decode's streams have one each
+	cmdCount  = "count"  // how many so far
+	cmdSample = "sample" // collect garbage, then tell everything
+	cmdStop   = "stop"   // end with the rooms that are under way; what is still busy then is left over
+	cmdClose  = "close"  // give everything back; what is left then is left over
+	// For decodes: the streams go on with their other rooms.
+	cmdGo = "go"
+	// For guests.
+	cmdVisit = "visit" // come and go, and send a room each time
+	cmdPass  = "pass"  // come and go, without a room
+)
+
+// report is a child's answer.
+type report struct {
+	Error string `json:",omitempty"` // the command failed; nothing else is told then
+
+	Addr string `json:",omitempty"` // of a prefill's bootstrap server
+
+	Arrived, Aborted, Failed uint64
+	Begun                    int    `json:",omitempty"` // streams that have had their first room
+	FirstFailure             string `json:",omitempty"`
+	Latency                  times  `json:",omitempty"` // since the last sample
+
+	Goroutines int
+	Held       map[string]int `json:",omitempty"` // what is there as long as the peers are
+	Busy       map[string]int `json:",omitempty"` // what rooms in flight need
+	Left       []string       `json:",omitempty"` // that should be gone
+}
+
+func (r *report) rooms() uint64 { return r.Arrived + r.Aborted + r.Failed }
+
+// role is what a child is.
+type role string
+
+const (
+	rolePrefill role = "prefill"
+	roleDecode  role = "decode"
+	roleGuest   role = "guest"
+)
+
+// childConfig is what a child is started with.
+type childConfig struct {
+	Role    role
+	Process int    // of the decodes
+	Addr    string // of the prefill's bootstrap server, for all others
+	Plan    plan
+}

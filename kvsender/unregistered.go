@@ -1,0 +1,80 @@
+package kvsender
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/wire"
+)
+
+// unregisteredGrace is how long a room still waits for its decode after one that has not registered
+// has announced itself there. A decode registers before it announces rooms, on the same
+// connection: either this prefill is another process than the one that it registered with, and
+// nothing more will come, or somebody else sends such messages, and the decode is still to come.
+const unregisteredGrace = 5 * time.Second
+
+// maxUnregistered bounds the rooms of which that is remembered until they are opened.
+const maxUnregistered = 4096
+
+// unregistered remembers the last rooms that decodes announced without having registered. They get no
+// place in the table of rooms, which anybody could fill then.
+type unregistered struct {
+	mu     sync.Mutex
+	rooms  map[nixlkv.Room]error
+	oldest []nixlkv.Room // a ring, once it is full
+	next   int
+}
+
+// note remembers why a room cannot be served.
+func (u *unregistered) note(id nixlkv.Room, reason error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if _, known := u.rooms[id]; known {
+		return
+	}
+	if u.rooms == nil {
+		u.rooms = map[nixlkv.Room]error{}
+	}
+	if len(u.oldest) < maxUnregistered {
+		u.oldest = append(u.oldest, id)
+	} else {
+		delete(u.rooms, u.oldest[u.next])
+		u.oldest[u.next] = id
+		u.next = (u.next + 1) % maxUnregistered
+	}
+	u.rooms[id] = reason
+}
+
+// take gives what is remembered of a room, once.
+func (u *unregistered) take(id nixlkv.Room) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	reason := u.rooms[id]
+	delete(u.rooms, id) // its place in the ring ages
+	return reason
+}
+
+// fromUnregistered takes the metadata of an agent that has not registered: the room goes on without it.
+func (m *Manager) fromUnregistered(meta *wire.Metadata) {
+	m.stats.dropped.Add(1)
+	reason := &destError{meta.Agent, meta.From, fmt.Errorf("%w: %.256q", nixlkv.ErrNotRegistered, meta.Agent)}
+	m.tellFailure(meta.From, meta.Room, reason)
+	r := m.lookup(meta.Room)
+	if r == nil {
+		m.unregistered.note(meta.Room, reason)
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.noteUnregistered(reason)
+}
+
+// noteUnregistered shortens the wait for the decodes.
+func (r *room) noteUnregistered(reason error) {
+	if r.unregistered == nil && r.timer != nil && !r.bootstrapped() && r.failure == nil {
+		r.unregistered = reason
+		r.timer.Reset(min(unregisteredGrace, r.m.cfg.bootstrapTimeout))
+	}
+}
