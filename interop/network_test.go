@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // network is two network namespaces with a cable between them, which stand for two hosts. They
@@ -37,7 +38,31 @@ func newNetwork(t *testing.T) *network {
 		in(t, where, "ip", "link", "set", cable, "up")
 		in(t, where, "ip", "link", "set", "lo", "up")
 	}
+	for _, where := range []string{n.near, n.far} {
+		waitUp(t, where)
+	}
 	return n
+}
+
+// waitUp waits until the cable works, which is a moment after both ends were set up.
+func waitUp(t *testing.T, where string) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.After(patience); ; {
+		out, err := exec.Command("nsenter", "-t", where, "--net", "ip", "link", "show", "dev", cable).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if strings.Contains(string(out), "state UP") {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-end:
+			t.Fatalf("the cable does not work: %s", out)
+		}
+	}
 }
 
 // newNamespace makes a namespace, with a process in it that waits for this one to end.
