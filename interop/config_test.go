@@ -5,6 +5,9 @@ import "maps"
 // rankConfig is the configuration of one rank, as examples/kvpeer documents it.
 type rankConfig struct {
 	Role             string            `json:"role"`
+	Host             string            `json:"host,omitempty"`         // of the bootstrap server
+	HostIP           string            `json:"host_ip,omitempty"`      // of the control socket
+	ControlPort      int               `json:"control_port,omitempty"` // this library's alone; 0: any
 	BootstrapPort    int               `json:"bootstrap_port,omitempty"`
 	ServeBootstrap   bool              `json:"serve_bootstrap"`
 	IsMLA            bool              `json:"is_mla,omitempty"`
@@ -19,6 +22,8 @@ type rankConfig struct {
 	// SGLang's peers alone.
 	Source  string `json:"sglang_src,omitempty"`
 	Version string `json:"version,omitempty"`
+
+	network string // process in whose network namespace the rank runs; "": that of the tests
 }
 
 type kvConfig struct {

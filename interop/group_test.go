@@ -1,8 +1,11 @@
 package interop
 
 import (
+	"cmp"
 	"fmt"
+	"net"
 	"slices"
+	"strconv"
 	"testing"
 )
 
@@ -60,7 +63,9 @@ func (g *group) launch(t *testing.T, i int) {
 }
 
 // addr is where decodes find the prefill.
-func (g *group) addr() string { return fmt.Sprintf("127.0.0.1:%d", g.port) }
+func (g *group) addr() string {
+	return net.JoinHostPort(cmp.Or(g.of.prefill[0].Host, "127.0.0.1"), strconv.Itoa(g.port))
+}
 
 // stop ends the ranks. This library's must not have kept anything of the rooms.
 func (g *group) stop(t *testing.T) {

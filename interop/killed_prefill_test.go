@@ -16,16 +16,23 @@ import (
 func TestPrefillKilled(t *testing.T) {
 	env := need(t)
 	for _, r := range env.only(18, 21, 23) {
-		inTurn(t, r.String(), func(t *testing.T) { testPrefillKilled(t, env, r) })
+		inTurn(t, r.String(), func(t *testing.T) { testPrefillKilled(t, env, sglang(r), nixl.Native) })
 	}
 }
 
-func testPrefillKilled(t *testing.T, env environment, r release) {
+// TestGoPrefillKilled is the same with a prefill of this library's, on both engines.
+func TestGoPrefillKilled(t *testing.T) {
+	for _, engine := range []nixl.Kind{nixl.Native, nixl.Embedded} {
+		t.Run(engine.String(), func(t *testing.T) { testPrefillKilled(t, needEngine(t, engine), golang(engine), engine) })
+	}
+}
+
+func testPrefillKilled(t *testing.T, env environment, by impl, engine nixl.Kind) {
 	s := plain()
 	// No heartbeat may be what tells: there is none in the time of the test.
 	s.decode = oneRank(s.decode[0].env(envHeartbeat, "600").env(envReleaseTimeout, "1"))
-	p := startPair(t, env, s, sglang(r), golang(nixl.Native))
-	q := p.at(startGroup(t, env, s, golang(nixl.Native), impl{}, freePorts.take(t)))
+	p := startPair(t, env, s, by, golang(engine))
+	q := p.at(startGroup(t, env, s, golang(engine), impl{}, freePorts.take(t)))
 	p.judge(t, caseOf(t, s, "equal_tp"), p.run(t, caseOf(t, s, "equal_tp")))
 	q.judge(t, caseOf(t, s, "three_rooms"), q.run(t, caseOf(t, s, "three_rooms")))
 
@@ -42,7 +49,7 @@ func testPrefillKilled(t *testing.T, env environment, r release) {
 	}
 	p.prefill.ranks[0].askUntil(t, "the metadata of the second room", "rooms", map[string]any{"cmd": "rooms"}, func(e event) bool {
 		_, known := e.RequestStatus["501"]
-		return known
+		return known || e.Held == len(lost.rooms)
 	})
 	q.begin(t, beside)
 	p.prefill.ranks[0].kill()
@@ -59,7 +66,7 @@ func testPrefillKilled(t *testing.T, env environment, r release) {
 	// This one has to wait for the prefill.
 	early := &testCase{rooms: []room{{number: 502, send: [][]int32{{50}, {51, 52}}, aux: 2, to: []int32{85, 86, 87}, toAux: 21}}}
 	p.receive(t, &early.rooms[0], startPatience.Seconds())
-	p = p.at(startGroup(t, env, s, sglang(r), impl{}, p.prefill.port))
+	p = p.at(startGroup(t, env, s, by, impl{}, p.prefill.port))
 	p.judge(t, caseOf(t, s, "contiguous_chunks"), p.run(t, caseOf(t, s, "contiguous_chunks")))
 	p.send(t, &early.rooms[0], patience.Seconds())
 	if got := p.finish(t, early); got.Decode[0][0].Status != "Success" {

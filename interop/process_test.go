@@ -47,6 +47,7 @@ type event struct {
 
 	RankPort int    `json:"rank_port"`
 	LocalIP  string `json:"local_ip"`
+	Agent    string `json:"agent"`
 
 	Confirmed bool `json:"confirmed"`
 
@@ -97,6 +98,11 @@ func startRank(t *testing.T, env environment, by impl, dir, name string, c rankC
 		p.cmd = exec.Command(env.kvpeer, "-engine", by.engine.String(), path)
 	} else {
 		p.cmd = exec.Command(env.python, "../testdata/peer/sglang_peer.py", path)
+	}
+	if c.network != "" {
+		// UCX finds network devices in /sys, which shows those of the namespace that mounted it.
+		p.cmd = exec.Command("nsenter", append([]string{"-t", c.network, "--net", "unshare", "--mount",
+			"sh", "-c", `mount -t sysfs none /sys && exec "$@"`, "sh"}, p.cmd.Args...)...)
 	}
 	p.cmd.Env = append(os.Environ(),
 		// Proxies are for the world outside; SGLang would ask them for its neighbours.

@@ -129,6 +129,7 @@ type decode struct {
 	to      control.Endpoint
 	frames  int           // of its registration: 24 or 25
 	regions []nixl.Region // of KV, where they are not all of one kind
+	port    int           // of its control socket; 0: any
 
 	mu       sync.Mutex
 	statuses []*wire.KVStatus
@@ -164,7 +165,7 @@ func (d *decode) start(e *nixl.Engine, m *Manager, opts ...nixl.AgentOption) {
 	if d.reg, err = d.agent.Register(append(kv, nixl.Host(d.mem.aux))...); err != nil {
 		d.t.Fatal(err)
 	}
-	if d.ctl, err = control.New(control.Config{Handler: d.receive}); err != nil {
+	if d.ctl, err = control.New(control.Config{Handler: d.receive, Port: d.port}); err != nil {
 		d.t.Fatal(err)
 	}
 	if d.to, err = control.NewEndpoint(m.advertise, m.ControlPort()); err != nil {

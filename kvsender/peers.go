@@ -50,13 +50,14 @@ type peerTable struct {
 	probes  *prober
 	retired []*nixl.Remote // to be invalidated
 
-	mu     sync.Mutex
-	parked map[string][]*room // rooms that wait for a peer to be taken up
-	closed bool
+	mu      sync.Mutex
+	parked  map[string][]*room // rooms that wait for a peer to be taken up
+	looking map[string]int     // how often yet it is looked whether a peer lives
+	closed  bool
 }
 
 func newPeerTable(m *Manager) (*peerTable, error) {
-	t := &peerTable{m: m, jobs: make(chan func(), m.cfg.limits.LoadQueue+2*m.cfg.limits.Peers), parked: map[string][]*room{}}
+	t := &peerTable{m: m, jobs: make(chan func(), m.cfg.limits.LoadQueue+2*m.cfg.limits.Peers), parked: map[string][]*room{}, looking: map[string]int{}}
 	t.Table = registry.NewTable(registry.TableConfig[*wiredPeer]{
 		Peers: m.cfg.limits.Peers,
 		Drop: func(p *registry.Peer, w *wiredPeer, reason error) {
@@ -166,6 +167,9 @@ func (m *Manager) register(source netip.Addr, g *wire.Registration) {
 		return
 	}
 	m.peers.prepare(peer.Agent, prep)
+	if outcome == registry.Added {
+		m.suspect(peer.Addr, peer.Agent) // who was there before cannot be there any more
+	}
 }
 
 // refusePeer keeps an agent known as refused, so that its rooms fail with the reason.
@@ -231,7 +235,7 @@ func (t *peerTable) begin(prep *registry.Preparation[*wiredPeer], done func(erro
 		t.finish(prep, w, err, done)
 		return
 	}
-	t.probes.read(w.remote, w.aux.buffers[0].dst, func(err error) { t.finish(prep, w, staleIfBusy(err), done) })
+	t.probes.read(w.remote, w.aux.buffers[0].dst, func(err error) { t.finish(prep, w, mayPass(err), done) })
 }
 
 // finish ends a preparation, and begins the one that follows from it.
@@ -311,7 +315,7 @@ func (t *peerTable) wireInto(w *wiredPeer, p *registry.Peer) (err error) {
 		return fmt.Errorf("%w: metadata of agent %q in the registration of %q", nixlkv.ErrMalformed, name, p.Agent)
 	}
 	if w.remote, err = t.m.agent.Load(p.AgentMetadata); err != nil {
-		return staleIfBusy(err)
+		return mayPass(err)
 	}
 	for i := range w.kv.segments {
 		if err := t.wireSegment(w, &w.kv.segments[i]); err != nil {
@@ -321,10 +325,13 @@ func (t *peerTable) wireInto(w *wiredPeer, p *registry.Peer) (err error) {
 	return nil
 }
 
-// staleIfBusy lets a later try succeed where the peer was lost, or is still settling.
-func staleIfBusy(err error) error {
-	if errors.Is(err, nixl.ErrBusy) || errors.Is(err, nixl.ErrPeerLost) || errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("%w: %w", nixlkv.ErrPeerStale, err)
+// mayPass lets a later try succeed where the peer was lost or is still settling, or the engine
+// has failed, which may pass too: a decode registers once, and would be refused for good.
+func mayPass(err error) error {
+	for _, passes := range []error{nixl.ErrBusy, nixl.ErrPeerLost, context.DeadlineExceeded, nixl.StatusBackend} {
+		if errors.Is(err, passes) && !errors.Is(err, nixl.ErrNotRegistered) {
+			return fmt.Errorf("%w: %w", nixlkv.ErrPeerStale, err)
+		}
 	}
 	return err
 }

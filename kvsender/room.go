@@ -51,15 +51,17 @@ type room struct {
 	allPosted bool // the last chunk is posted
 
 	// How it goes.
-	status    nixlkv.Status
-	failure   error // the first cause; the room is Failed once nothing is in flight
-	told      bool  // the decodes were told the end
-	acks      []ackTarget
-	metrics   Metrics
-	settle    *time.Timer
-	forgotten bool // never opened, and not to be
-	gone      bool // out of the table
-	changed   bool // in the manager's list of changed rooms
+	status  nixlkv.Status
+	failure error // the first cause; the room is Failed once nothing is in flight
+	told    bool  // the decodes were told the end
+	// quarantined: the sender was told the end while writes were in flight, as they still are.
+	quarantined bool
+	acks        []ackTarget
+	metrics     Metrics
+	settle      *time.Timer
+	forgotten   bool // never opened, and not to be
+	gone        bool // out of the table
+	changed     bool // in the manager's list of changed rooms
 
 	charged charge // guarded by the manager's roomsMu
 }
@@ -176,6 +178,10 @@ func (r *room) quiesce() {
 	}
 	if !r.told {
 		r.told = true
+		if r.quarantined {
+			r.quarantined = false
+			r.m.stats.quarantined.Add(-1)
+		}
 		r.m.tellEnd(r)
 		for _, d := range r.dests {
 			if d.lease != nil {
@@ -226,6 +232,9 @@ func (r *room) unsettled() {
 	} else {
 		r.failure = unconfirmed
 	}
+	r.quarantined = true
+	r.m.stats.unsettled.Add(1)
+	r.m.stats.quarantined.Add(1)
 	r.end(nixlkv.Failed)
 	if r.sender != nil {
 		r.sender.notify(r.status)

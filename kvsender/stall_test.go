@@ -3,79 +3,39 @@ package kvsender
 import (
 	"context"
 	"errors"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/nixlkv/nixlkv"
-	"github.com/nixlkv/nixlkv/internal/embedded"
-	"github.com/nixlkv/nixlkv/internal/engine"
+	"github.com/nixlkv/nixlkv/internal/faultengine"
 	"github.com/nixlkv/nixlkv/internal/wire"
 	"github.com/nixlkv/nixlkv/nixl"
 )
 
-// stalling is an engine whose writes, once posted, settle only when they are let go: what a
+// stalling is an engine whose writes, while it stalls, settle only when they are let go: what a
 // peer that does not read looks like.
 type stalling struct {
-	engine.Engine
-	stalled atomic.Bool
-	writes  atomic.Int64 // posted while stalled
+	*faultengine.Engine
+	writes *faultengine.Fault // posted since stall
 }
 
-type stallingAgent struct {
-	engine.Agent
-	s    *stalling
-	mu   sync.Mutex
-	held map[engine.Request]bool
+func (s *stalling) stall() {
+	s.letGo()
+	s.writes = s.Add(faultengine.Rule{On: faultengine.Writes, Do: faultengine.Late})
 }
 
-func (s *stalling) NewAgent(name string, cfg engine.AgentConfig) (engine.Agent, error) {
-	a, err := s.Engine.NewAgent(name, cfg)
-	if err != nil {
-		return nil, err
-	}
-	return &stallingAgent{Agent: a, s: s, held: map[engine.Request]bool{}}, nil
-}
-
-func (a *stallingAgent) Create(spec *engine.Spec) (engine.Request, engine.Status, error) {
-	r, st, err := a.Agent.Create(spec)
-	if err == nil && spec.Op == engine.Write && a.s.stalled.Load() {
-		a.mu.Lock()
-		a.held[r] = true
-		a.mu.Unlock()
-		a.s.writes.Add(1)
-		st = engine.InProgress
-	}
-	return r, st, err
-}
-
-func (a *stallingAgent) Poll(reqs []engine.Request, out []engine.Status) {
-	a.Agent.Poll(reqs, out)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for i, r := range reqs {
-		if !a.s.stalled.Load() {
-			delete(a.held, r)
-		}
-		if a.held[r] {
-			out[i] = engine.InProgress
-		}
-	}
-}
+func (s *stalling) letGo() { s.Clear() }
 
 func newStalled(t *testing.T, frames int, opts ...Option) (*stalling, *pairUp) {
 	t.Helper()
-	s := &stalling{Engine: embedded.New()}
-	p := newPair(t, nixl.OpenOver(s, nixl.Embedded, zap.NewNop()), frames, opts...)
+	s, e := stallingEngine(t)
+	p := newPair(t, e, frames, opts...)
 	p.d.register(p.d.registration())
 	// A first room, so that the decode has been taken up.
 	p.transfer(t, 1)
 	p.d.status(1)
-	s.stalled.Store(true)
-	t.Cleanup(func() { s.stalled.Store(false) })
+	s.stall()
+	t.Cleanup(s.letGo)
 	return s, p
 }
 
@@ -95,9 +55,9 @@ func (p *pairUp) begin(t *testing.T, id nixlkv.Room) *Sender {
 	return s
 }
 
-func (s *stalling) waitForWrites(d *decode, n int64) {
-	d.t.Helper()
-	d.until("writes", func() bool { return s.writes.Load() >= n })
+func (s *stalling) waitForWrites(t *testing.T, n int) {
+	t.Helper()
+	ok(t, s.writes.Wait(within(t), n))
 }
 
 // No acknowledgement while a write may land, whatever has become of the room: closed, its
@@ -105,7 +65,7 @@ func (s *stalling) waitForWrites(d *decode, n int64) {
 func TestAckWaitsForEarlierUsesOfTheRoom(t *testing.T) {
 	st, p := newStalled(t, 25)
 	s := p.begin(t, 7)
-	st.waitForWrites(p.d, 2)
+	st.waitForWrites(t, 2)
 	ok(t, s.Close())
 	abort := func(id nixlkv.Room) {
 		p.d.send(new(wire.Encoder).Abort(&wire.Abort{Room: id, From: p.d.endpoint(), Generation: 5, HasGeneration: true}))
@@ -121,7 +81,7 @@ func TestAckWaitsForEarlierUsesOfTheRoom(t *testing.T) {
 	if len(p.d.acks) != 0 {
 		t.Fatalf("acknowledged with a write in flight: %+v", p.d.acks)
 	}
-	st.stalled.Store(false)
+	st.letGo()
 	p.d.ack(7)
 	abort(9)
 	p.d.ack(9)
@@ -137,10 +97,9 @@ func TestUnsettledRoom(t *testing.T) {
 		func(s *Sender) { s.FailedElsewhere(nil) },
 	} {
 		id := nixlkv.Room(20 + i)
-		st.stalled.Store(true)
-		st.writes.Store(0)
+		st.stall()
 		s := p.begin(t, id)
-		st.waitForWrites(p.d, 2)
+		st.waitForWrites(t, 2)
 		fail(s)
 		err := s.Wait(within(t))
 		if !errors.Is(err, nixlkv.ErrReleaseUnconfirmed) || !errors.As(err, new(*KVTransferError)) {
@@ -149,7 +108,7 @@ func TestUnsettledRoom(t *testing.T) {
 		if len(p.d.statuses) != 0 {
 			t.Errorf("the decode was told while writes were in flight: %+v", p.d.statuses)
 		}
-		st.stalled.Store(false)
+		st.letGo()
 		if x := p.d.status(id); x.Status != wire.PollFailed {
 			t.Errorf("told %+v", x)
 		}
@@ -161,7 +120,7 @@ func TestUnsettledRoom(t *testing.T) {
 func TestCloseAgainAfterTimeout(t *testing.T) {
 	st, p := newStalled(t, 25)
 	s := p.begin(t, 30)
-	st.waitForWrites(p.d, 2)
+	st.waitForWrites(t, 2)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := p.m.Shutdown(ctx); !errors.Is(err, nixl.ErrStillInFlight) {
@@ -170,7 +129,7 @@ func TestCloseAgainAfterTimeout(t *testing.T) {
 	if got := p.m.Stats().Agent; got.InFlight != 2 || got.Registrations == 0 {
 		t.Errorf("in quarantine: %+v", got)
 	}
-	st.stalled.Store(false)
+	st.letGo()
 	ok(t, p.m.Close())
 	wantFailure(t, s, p.d, nixlkv.ErrClosed, "shutting down")
 }

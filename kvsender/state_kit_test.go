@@ -9,6 +9,7 @@ import (
 	"github.com/nixlkv/nixlkv"
 	"github.com/nixlkv/nixlkv/hostmem"
 	"github.com/nixlkv/nixlkv/internal/embedded"
+	"github.com/nixlkv/nixlkv/internal/faultengine"
 	"github.com/nixlkv/nixlkv/internal/wire"
 	"github.com/nixlkv/nixlkv/nixl"
 	"github.com/nixlkv/nixlkv/registry"
@@ -121,7 +122,7 @@ func (u *stateUp) compareState(t *testing.T, src, dst [][]int32) {
 // stallingEngine is an engine whose writes settle when they are let go.
 func stallingEngine(t *testing.T) (*stalling, *nixl.Engine) {
 	t.Helper()
-	s := &stalling{Engine: embedded.New()}
-	t.Cleanup(func() { s.stalled.Store(false) })
+	s := &stalling{Engine: faultengine.New(embedded.New())}
+	t.Cleanup(s.letGo)
 	return s, nixl.OpenOver(s, nixl.Embedded, zap.NewNop())
 }

@@ -12,7 +12,8 @@ import (
 type counters struct {
 	registrations, metadata, aborts, acks atomic.Uint64
 	refused, dropped, untold, untrusted   atomic.Uint64
-	succeeded, failed                     atomic.Uint64
+	succeeded, failed, unsettled          atomic.Uint64
+	quarantined                           atomic.Int64
 	bytes, descriptors, transfers         atomic.Uint64
 	stateBytes                            atomic.Uint64
 }
@@ -38,12 +39,14 @@ type Stats struct {
 	SilencedLogs  uint64 // log lines left out because there were too many
 
 	Succeeded, Failed uint64 // rooms
+	Unsettled         uint64 // rooms whose writes had not settled when their senders were told
 	Bytes             uint64 // posted
 	StateBytes        uint64 // of these, state
 	Descriptors       uint64 // posted, neighbours merged
 	Transfers         uint64 // posted
 
-	Rooms int // open, announced, or ended with something in flight
+	Rooms       int // open, announced, or ended with something in flight
+	Quarantined int // of these, ended with something in flight: their decodes' pages are not free
 	// Announced and not opened, and the bytes that their page and slot numbers take.
 	Announced, AnnouncedBytes int
 
@@ -61,6 +64,7 @@ func (m *Manager) Stats() Stats {
 		AbortAcks: c.acks.Load(), Refused: c.refused.Load(), Dropped: c.dropped.Load(), Untold: c.untold.Load(),
 		Untrusted:    c.untrusted.Load(),
 		SilencedLogs: m.warn.Suppressed(), Succeeded: c.succeeded.Load(), Failed: c.failed.Load(),
+		Unsettled: c.unsettled.Load(), Quarantined: int(c.quarantined.Load()),
 		Bytes: c.bytes.Load(), StateBytes: c.stateBytes.Load(), Descriptors: c.descriptors.Load(), Transfers: c.transfers.Load(),
 		Peers: m.peers.Snapshot(), Agent: m.agent.Stats(), Control: m.ctl.Stats(),
 	}

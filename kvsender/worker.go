@@ -468,13 +468,6 @@ func (r *room) numberedChunks() int {
 	return r.numbered
 }
 
-// peerFailed lets go of a peer whose connection is broken; its next room has it loaded anew.
-func (m *Manager) peerFailed(d *dest, err error) {
-	if d.lease != nil && (errors.Is(err, nixl.ErrPeerLost) || errors.Is(err, nixl.ErrStale)) {
-		d.lease.MarkStale(err)
-	}
-}
-
 // failed says which decode an error is about.
 func (d *dest) failed(what string, err error) error {
 	if errors.Is(err, nixl.ErrPeerLost) {

@@ -118,7 +118,7 @@ func (w *worker) tellState(r *room, d *dest, c *chunk) error {
 
 func (w *worker) tellComponent(r *room, d *dest, component int) error {
 	w.tag = wire.AppendState(w.tag[:0], r.id, w.m.source, component)
-	return d.lease.Plan().remote.Notify(w.tag)
+	return w.notify(d, w.tag)
 }
 
 // countState adds what was posted of state to the metrics.

@@ -106,16 +106,16 @@ func TestStateTagsWaitForAllComponents(t *testing.T) {
 	u.d.until("the first room", func() bool { return len(u.d.tags) == 4 })
 	u.d.tags = nil
 
-	st.stalled.Store(true)
+	st.stall()
 	s := u.begin(t, 2, src, dst)
-	st.waitForWrites(u.d, 3) // pages and two components
+	st.waitForWrites(t, 3) // pages and two components
 	if got, aux := stateTags(t, u.d, 2); len(got) > 0 || aux || s.Status() != nixlkv.Transferring {
 		t.Errorf("told of components %v, aux %t, status %v, with state in flight", got, aux, s.Status())
 	}
 	if m := s.Metrics(); m.Transfers != 3 || m.Chunks != 1 {
 		t.Errorf("metrics %+v", m)
 	}
-	st.stalled.Store(false)
+	st.letGo()
 	ok(t, s.Wait(within(t)))
 	u.d.until("the tags", func() bool { got, aux := stateTags(t, u.d, 2); return aux && len(got) == 2 })
 	if m := s.Metrics(); m.Transfers != 4 || m.Chunks != 1 {
@@ -124,18 +124,17 @@ func TestStateTagsWaitForAllComponents(t *testing.T) {
 
 	// A room that fails meanwhile gets neither tags nor aux.
 	u.d.tags = nil
-	st.writes.Store(0)
-	st.stalled.Store(true)
+	st.stall()
 	s = u.begin(t, 3, src, dst)
-	st.waitForWrites(u.d, 3)
+	st.waitForWrites(t, 3)
 	s.Abort("enough")
-	st.stalled.Store(false)
+	st.letGo()
 	wantFailure(t, s, u.d, nixlkv.ErrAborted, "enough")
 	if got, aux := stateTags(t, u.d, 3); len(got) > 0 || aux {
 		t.Errorf("told of components %v, aux %t", got, aux)
 	}
-	if n := st.writes.Load(); n != 3 {
-		t.Errorf("%d writes, expected 3", n)
+	if n := s.Metrics().Transfers; n != 3 {
+		t.Errorf("%d transfers, want 3", n)
 	}
 }
 
@@ -145,10 +144,10 @@ func TestOneComponentDoesNotWait(t *testing.T) {
 	u := newStatePair(t, e, 24, nil, registry.StateMamba, registry.StateSWA)
 	src, dst := [][]int32{nil, {1, 2}}, [][]int32{{}, {6, 3}}
 	ok(t, u.begin(t, 1, src, dst).Wait(within(t)))
-	st.stalled.Store(true)
+	st.stall()
 	s := u.begin(t, 2, src, dst)
-	st.waitForWrites(u.d, 3) // pages, state and aux
-	st.stalled.Store(false)
+	st.waitForWrites(t, 3) // pages, state and aux
+	st.letGo()
 	ok(t, s.Wait(within(t)))
 }
 

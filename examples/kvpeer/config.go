@@ -28,8 +28,9 @@ const (
 // config is what CONFIG.json says. Everything but role and kv has a default.
 type config struct {
 	Role             string         `json:"role"`
-	Host             string         `json:"host"`    // of the bootstrap server
-	HostIP           string         `json:"host_ip"` // of the control socket
+	Host             string         `json:"host"`         // of the bootstrap server
+	HostIP           string         `json:"host_ip"`      // of the control socket
+	ControlPort      int            `json:"control_port"` // of the control socket; 0: any
 	BootstrapPort    int            `json:"bootstrap_port"`
 	ServeBootstrap   bool           `json:"serve_bootstrap"` // else register at host:bootstrap_port
 	IsMLA            bool           `json:"is_mla"`

@@ -46,7 +46,7 @@ func openDecode(ctx context.Context, cfg *config, mem *memory, engine *nixl.Engi
 	}
 	opts := append([]kvreceiver.Option{kvreceiver.WithReleaseTimeout(releasePatience)}, fromEnv...)
 	opts = append(opts, kvreceiver.WithEngine(engine), kvreceiver.WithHostVRAM(), kvreceiver.WithLogger(log), kvreceiver.WithMemory(mem.buffers()...),
-		kvreceiver.WithListen(ip, 0), kvreceiver.WithCloseTimeout(closeTimeout),
+		kvreceiver.WithListen(ip, cfg.ControlPort), kvreceiver.WithCloseTimeout(closeTimeout),
 		kvreceiver.WithAllocationPolicy(bootstrap.AllocationPolicy(cfg.AllocationPolicy)))
 	m, err := kvreceiver.NewManager(ctx, layout, opts...)
 	if err != nil {

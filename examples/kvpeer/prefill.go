@@ -59,7 +59,7 @@ func openPrefill(ctx context.Context, cfg *config, mem *memory, engine *nixl.Eng
 		at = p.server.Endpoint()
 	}
 	opts = append(opts, kvsender.WithEngine(engine), kvsender.WithHostVRAM(), kvsender.WithLogger(log), kvsender.WithMemory(mem.buffers()...),
-		kvsender.WithListen(ip, 0), kvsender.WithBootstrap(at.String()), kvsender.WithCloseTimeout(closeTimeout),
+		kvsender.WithListen(ip, cfg.ControlPort), kvsender.WithBootstrap(at.String()), kvsender.WithCloseTimeout(closeTimeout),
 		kvsender.WithAllocationPolicy(bootstrap.AllocationPolicy(cfg.AllocationPolicy)))
 	if cfg.HTTPPort != 0 {
 		opts = append(opts, kvsender.WithHTTPPort(cfg.HTTPPort))
