@@ -164,8 +164,7 @@ func cp2All(name string) *setup {
 // cp2Layers has two context-parallel ranks with the cache of some layers each.
 func cp2Layers() *setup {
 	return &setup{
-		name:    "cp2_layers",
-		refused: "this library's prefill refuses enable_dsa_cache_layer_split",
+		name: "cp2_layers",
 		prefill: rank(2, func(r int) rankConfig {
 			c := rankConfig{IsMLA: true, KV: regions(2, 256).layers(2*r, 2*r+1)}.cp(r, 2)
 			c.Parallel.LayerSplit = true

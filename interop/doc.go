@@ -29,7 +29,7 @@
 //	DCP, a draft shared by the ranks            0.5.18, 0.5.19     0.5.18, 0.5.19
 //	DCP, a draft whole on every rank            0.5.20             0.5.20
 //	KV cache sharding                           0.5.23             0.5.23
-//	layers dealt out to CP ranks                0.5.18             refused by this library
+//	layers dealt out to CP ranks                0.5.18             0.5.18
 //	mamba, swa, dsa, swa_ring, c128_state,
 //	minimax_index_k; stages, hybrid MLA         0.5.18             0.5.18
 //	dsa_tail, qsa_pending, qsa_compressed       0.5.20             0.5.18

@@ -21,8 +21,7 @@ type setup struct {
 	since, until int
 	alone        bool
 	why          string
-	prefillOnly  bool   // it is about this library's prefill
-	refused      string // why this library's prefill does not do it
+	prefillOnly  bool // it is about this library's prefill
 	// golden is another setup, which has the right answers. sglang names prefill ranks that are
 	// SGLang's beside this library's; without, SGLang's prefill cannot do it, and why says so.
 	golden string
@@ -40,8 +39,6 @@ func (s *setup) of(r release) bool {
 func (s *setup) obstacle(prefill, decode impl) string {
 	within := func(i impl) bool { return i.sglang == nil || s.nearest(*i.sglang) == *i.sglang }
 	switch {
-	case prefill.sglang == nil && s.refused != "":
-		return s.refused
 	case prefill.sglang != nil && (!s.own() || !within(prefill)), s.alone && !within(decode):
 		return s.why
 	}

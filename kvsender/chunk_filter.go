@@ -24,8 +24,8 @@ const (
 // shareOf gives the share of a rank, in the order of questions of SGLang's
 // _prepare_send_indices (common/conn.py): a shard of the KV cache, which lies across the CP
 // ranks or, without CP, across the TP ranks of MLA (get_kv_shard_group in
-// mem_cache/page_interleave.py, 0.5.23); a piece of the pages, if all CP ranks send, as those
-// of hybrid MLA always do; else CP rank 0 sends all.
+// mem_cache/page_interleave.py, 0.5.23); all pages, if each CP rank has other layers; a piece of
+// the pages, if all CP ranks send, as those of hybrid MLA always do; else CP rank 0 sends all.
 func shareOf(l *registry.Layout, allCPRanks bool) share {
 	r := l.Ranks.Normalized()
 	switch {
@@ -33,6 +33,7 @@ func shareOf(l *registry.Layout, allCPRanks bool) share {
 		return share{pageShards, r.CP, r.CPRank}
 	case l.ShardKV && l.MLA && r.TP > 1:
 		return share{pageShards, r.TP, r.TPRank}
+	case l.SplitLayers:
 	case r.CP > 1 && (allCPRanks || l.HybridMLA):
 		return share{pageRanges, r.CP, r.CPRank}
 	case r.CPRank > 0:

@@ -111,6 +111,8 @@ func TestShareOf(t *testing.T) {
 		{"shards over CP", registry.Layout{ShardKV: true, MLA: true, Ranks: registry.Ranks{TP: 4, TPRank: 3, CP: 2, CPRank: 1}}, false, share{pageShards, 2, 1}},
 		{"shards over CP, all ranks asked for", registry.Layout{ShardKV: true, Ranks: registry.Ranks{CP: 2}}, true, share{pageShards, 2, 0}},
 		{"no shards of heads", registry.Layout{ShardKV: true, Ranks: registry.Ranks{TP: 4, TPRank: 3}}, false, share{allPages, 1, 0}},
+		{"layers over CP", registry.Layout{SplitLayers: true, Ranks: registry.Ranks{CP: 2, CPRank: 1}}, false, share{allPages, 1, 0}},
+		{"layers over CP, hybrid MLA, all ranks asked for", registry.Layout{SplitLayers: true, HybridMLA: true, Ranks: registry.Ranks{CP: 2, CPRank: 1}}, true, share{allPages, 1, 0}},
 		{"one shard", registry.Layout{ShardKV: true, MLA: true}, false, share{allPages, 1, 0}},
 	} {
 		if got := shareOf(&c.l, c.all); got != c.want {

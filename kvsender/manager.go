@@ -257,7 +257,7 @@ func (m *Manager) rendezvous(ctx context.Context) error {
 		RankIP: m.advertise, RankPort: m.ctl.Port(),
 		PageSize: l.PageSize, KVCacheDtype: l.KVDtype, KVLayout: l.KVLayout,
 		LoadBalanceMethod: m.cfg.loadBalance, PrefillHTTPPort: m.cfg.httpPort,
-		EnableKVCacheSharding: l.ShardKV, DecodeAllocationPolicy: m.cfg.policy,
+		EnableDSACacheLayerSplit: l.SplitLayers, EnableKVCacheSharding: l.ShardKV, DecodeAllocationPolicy: m.cfg.policy,
 	})
 }
 

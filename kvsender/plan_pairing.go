@@ -87,6 +87,9 @@ func layerIDs(l *registry.Layout, p *registry.Peer) (src, dst bool, err error) {
 	if src, err = haveLayers("prefill", l.KV); err == nil {
 		dst, err = haveLayers("decode", p.KV)
 	}
+	if err == nil && l.SplitLayers && len(l.KV) > 0 && !(src && dst) {
+		err = fmt.Errorf("%w: layers split over CP ranks need layer ids on both sides: prefill %t, decode %t", nixlkv.ErrRegions, src, dst)
+	}
 	return src, dst, err
 }
 

@@ -172,6 +172,10 @@ func TestPlanRefuses(t *testing.T) {
 		}, nixlkv.ErrRegions, "prefill region 1 of model layer 0"},
 		{"a stage without ids", 2, 4, func(l *registry.Layout, _ *registry.Peer) { l.Ranks.PP = 2 },
 			nixlkv.ErrRegions, "prefill PP 2 needs layer ids on both sides"},
+		{"layers split over CP ranks without ids", 2, 4, func(l *registry.Layout, _ *registry.Peer) { l.MLA, l.SplitLayers, l.Ranks.CP = true, true, 2 },
+			nixlkv.ErrRegions, "layers split over CP ranks need layer ids"},
+		{"layers split over CP ranks, as many regions on either side", 2, 2, func(l *registry.Layout, _ *registry.Peer) { l.SplitLayers, l.Ranks.CP = true, 2 },
+			nixlkv.ErrRegions, "layers split over CP ranks need layer ids"},
 		{"a stage of hybrid MLA without ids", 2, 4, func(l *registry.Layout, _ *registry.Peer) { l.MLA, l.HybridMLA, l.Ranks.PP = true, true, 2 },
 			nixlkv.ErrRegions, "needs layer ids"},
 		{"a stage of compressed MLA without ids", 2, 4, func(l *registry.Layout, _ *registry.Peer) {

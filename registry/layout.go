@@ -124,4 +124,8 @@ type Layout struct {
 	DraftRegions int
 	// ShardKV: pages are dealt out to the ranks by number (enable_kv_cache_sharding, 0.5.23).
 	ShardKV bool
+	// SplitLayers: the ranks of context parallelism hold the cache of other layers each, and all of
+	// them send all pages (enable_dsa_cache_layer_split). Regions and state tensors tell their layer
+	// ids.
+	SplitLayers bool
 }

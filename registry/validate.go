@@ -103,6 +103,9 @@ func (l *Layout) validateModel(p *problems) {
 	if l.MLA && l.HybridMLA {
 		p.add("HybridMLA", nixlkv.ErrTopology, "expected one of MLA and HybridMLA, got both")
 	}
+	if l.SplitLayers && l.ShardKV {
+		p.add("SplitLayers", nixlkv.ErrTopology, "expected one of SplitLayers and ShardKV, got both")
+	}
 	l.validateHeads(p)
 	l.validateLayers(p)
 }

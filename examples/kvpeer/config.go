@@ -184,8 +184,6 @@ func (c *config) validate() error {
 		return bad("http_port is %d", c.HTTPPort)
 	case c.AllocationPolicy != "early" && c.AllocationPolicy != "prefill_complete":
 		return bad("allocation_policy is %q", c.AllocationPolicy)
-	case c.Parallel.DSALayerSplit:
-		return unsupported("enable_dsa_cache_layer_split")
 	case c.Parallel.CPTPSharing:
 		return unsupported("enable_cp_tp_group_sharing")
 	case c.Parallel.DPSize > 1 && c.Parallel.SystemDPSize > 1 && c.Parallel.DPSize != c.Parallel.SystemDPSize:

@@ -39,7 +39,6 @@ func TestConfigRefuses(t *testing.T) {
 		"port of nobody":       {`{"role":"prefill","bootstrap_port":0,"serve_bootstrap":false}`, errConfig},
 		"HTTP port":            {`{"role":"prefill","http_port":-1}`, errConfig},
 		"policy":               {`{"role":"prefill","allocation_policy":"late"}`, errConfig},
-		"layer split":          {`{"role":"prefill","parallel":{"enable_dsa_cache_layer_split":true}}`, nixlkv.ErrUnsupported},
 		"CP-TP sharing":        {`{"role":"prefill","parallel":{"enable_cp_tp_group_sharing":true}}`, nixlkv.ErrUnsupported},
 		"two DP sizes":         {`{"role":"prefill","parallel":{"dp_size":2,"system_dp_size":3}}`, errConfig},
 		"variable":             {`{"role":"prefill","env":{"A":[1]}}`, errConfig},

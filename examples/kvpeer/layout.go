@@ -16,7 +16,7 @@ func newLayout(c *config, m *memory) (*registry.Layout, error) {
 		Ranks: c.ranks(),
 		MLA:   c.IsMLA && !c.KVArgs.HybridMLA, HybridMLA: c.KVArgs.HybridMLA,
 		StartLayer: c.KVArgs.StartLayer, CompressionRatios: c.KVArgs.CompressionRatios,
-		DraftRegions: c.KVArgs.DraftEntries, ShardKV: c.Parallel.ShardKV,
+		DraftRegions: c.KVArgs.DraftEntries, ShardKV: c.Parallel.ShardKV, SplitLayers: c.Parallel.DSALayerSplit,
 	}
 	if c.KVArgs.EndLayer != nil {
 		l.EndLayer = *c.KVArgs.EndLayer
