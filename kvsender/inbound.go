@@ -178,12 +178,13 @@ func (m *Manager) announce(r *room, meta *wire.Metadata) bool {
 // any more, which for a room that nobody knows is now. Besides the room in the table there
 // may be earlier uses of the number that have not settled.
 func (m *Manager) abort(source netip.Addr, a *wire.Abort) {
+	rooms := m.roomsOf(a.Room)
 	var ack *ackTarget
 	if !a.From.IsZero() {
-		ack = &ackTarget{a.From, a.Generation, a.HasGeneration, new(atomic.Int32)}
+		ack = owed(rooms, &ackTarget{a.From, a.Generation, a.HasGeneration, new(atomic.Int32)})
 		ack.rooms.Add(1) // this call, so that it is not sent before all rooms were asked
 	}
-	for _, r := range m.roomsOf(a.Room) {
+	for _, r := range rooms {
 		r.mu.Lock()
 		switch {
 		case !r.involves(source, a.From):
@@ -196,6 +197,22 @@ func (m *Manager) abort(source netip.Addr, a *wire.Abort) {
 	if ack != nil && ack.rooms.Add(-1) == 0 {
 		m.tellAck(a.Room, *ack, unknownAckTimeout, !m.registered(ack.to))
 	}
+}
+
+// owed gives the acknowledgement that rooms owe already if an abort comes again, else a new one.
+func owed(rooms []*room, ack *ackTarget) *ackTarget {
+	for _, r := range rooms {
+		r.mu.Lock()
+		i := slices.IndexFunc(r.acks, ack.answers)
+		if i >= 0 {
+			ack = r.acks[i]
+		}
+		r.mu.Unlock()
+		if i >= 0 {
+			break
+		}
+	}
+	return ack
 }
 
 // unknownAckTimeout bounds the sending of an acknowledgement that no room owes: anybody can

@@ -56,7 +56,7 @@ type room struct {
 	told    bool  // the decodes were told the end
 	// quarantined: the sender was told the end while writes were in flight, as they still are.
 	quarantined bool
-	acks        []ackTarget
+	acks        []*ackTarget
 	metrics     Metrics
 	settle      *time.Timer
 	forgotten   bool // never opened, and not to be
@@ -194,7 +194,7 @@ func (r *room) quiesce() {
 	}
 	for _, a := range r.acks {
 		if a.rooms.Add(-1) == 0 {
-			r.m.tellAck(r.id, a, tellTimeout, r.stranger(a.to))
+			r.m.tellAck(r.id, *a, tellTimeout, r.stranger(a.to))
 		}
 	}
 	r.acks = r.acks[:0]
@@ -288,9 +288,11 @@ const (
 
 // aborted takes an abort of a decode. ack is what it is owed, nil if it wants none.
 func (r *room) aborted(a *wire.Abort, ack *ackTarget) {
-	if ack != nil && len(r.acks) < r.m.cfg.limits.AbortAcks && !slices.ContainsFunc(r.acks, ack.repeats) {
+	if ack != nil && !slices.Contains(r.acks, ack) {
 		ack.rooms.Add(1)
-		r.acks = append(r.acks, *ack)
+		if len(r.acks) < r.m.cfg.limits.AbortAcks {
+			r.acks = append(r.acks, ack)
+		} // else it is never sent: the decode gives up waiting by itself
 	}
 	for _, d := range r.dests {
 		if d.meta.From == a.From {
@@ -306,8 +308,8 @@ func (r *room) aborted(a *wire.Abort, ack *ackTarget) {
 	r.quiesce()
 }
 
-// repeats says whether another acknowledgement is for the same abort.
-func (a *ackTarget) repeats(b ackTarget) bool {
+// answers says whether two acknowledgements are for the same abort.
+func (a *ackTarget) answers(b *ackTarget) bool {
 	return a.to == b.to && a.generation == b.generation && a.hasGeneration == b.hasGeneration
 }
 

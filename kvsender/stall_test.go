@@ -90,6 +90,43 @@ func TestAckWaitsForEarlierUsesOfTheRoom(t *testing.T) {
 	}
 }
 
+// Nor for an abort that comes again, or is one too many: what is owed already covers it, and what
+// is not owed is never sent.
+func TestRepeatedAbortsWait(t *testing.T) {
+	for _, generations := range []bool{true, false} {
+		st, p := newStalled(t, 25, WithLimits(Limits{AbortAcks: 2}))
+		s := p.begin(t, 7)
+		st.waitForWrites(t, 2)
+		abort := func(id nixlkv.Room, generation uint64) {
+			p.d.send(new(wire.Encoder).Abort(&wire.Abort{Room: id, From: p.d.endpoint(), Generation: generation, HasGeneration: generations}))
+		}
+		abort(7, 5)
+		ok(t, s.Close())
+		again := open(t, p.m, 7) // the abort that comes again is for both
+		abort(7, 5)
+		abort(7, 5)
+		wantFailure(t, again, nil, nixlkv.ErrAborted, abortedByDecode)
+		if generations {
+			abort(7, 6)
+			abort(7, 7) // no place for it
+		}
+		abort(8, 1)
+		p.d.ack(8)
+		if len(p.d.acks) != 0 {
+			t.Fatalf("generations %t: acknowledged with a write in flight: %+v", generations, p.d.acks)
+		}
+		st.letGo()
+		if p.d.ack(7); generations {
+			p.d.ack(7)
+		}
+		abort(9, 1)
+		p.d.ack(9)
+		if len(p.d.acks) != 0 {
+			t.Errorf("generations %t: acknowledged too often: %+v", generations, p.d.acks)
+		}
+	}
+}
+
 func TestUnsettledRoom(t *testing.T) {
 	st, p := newStalled(t, 25, WithSettleTimeout(50*time.Millisecond))
 	for i, fail := range []func(*Sender){
