@@ -68,7 +68,7 @@ func NewServer(opts ...ServerOption) *Server {
 		o(&c)
 	}
 	s := &Server{
-		log: c.log, now: c.now,
+		log: sampled(c.log), now: c.now,
 		token: sha256.Sum256([]byte("Bearer " + c.token)), guarded: c.token != "",
 		admits: admitting(c.allowed),
 		mux:    http.NewServeMux(),

@@ -43,7 +43,7 @@ func (a *standalone) init(h http.Handler, c serverConfig) {
 	a.http.WriteTimeout = writeTimeout
 	a.http.IdleTimeout = idleTimeout
 	a.http.MaxHeaderBytes = maxHeader
-	a.http.ErrorLog = zap.NewStdLog(c.log)
+	a.http.ErrorLog = zap.NewStdLog(sampled(c.log))
 }
 
 // Listen starts a server at host:port and returns once it accepts connections. The host may

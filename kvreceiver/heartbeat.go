@@ -16,7 +16,7 @@ const (
 	heartbeatTimeout = 5 * time.Second
 	// heartbeatsAtOnce bounds the questions at a time, so that a prefill that does not answer
 	// keeps few others waiting.
-	heartbeatsAtOnce = 3
+	heartbeatsAtOnce = 64
 	// forgetPrefillAfter is when a prefill without rooms is not asked any more.
 	forgetPrefillAfter = 15 * time.Minute
 )

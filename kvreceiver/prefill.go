@@ -230,7 +230,7 @@ func (m *Manager) prefillAt(addr string) (*prefill, error) {
 	if len(m.prefills) >= m.cfg.limits.Prefills && !m.evictPrefill() {
 		return nil, fmt.Errorf("%w: %d prefills", nixlkv.ErrLimit, len(m.prefills))
 	}
-	client, err := bootstrap.NewClient(addr, append(slices.Clip(m.cfg.clientOptions), bootstrap.WithAllowedServers(m.cfg.allowed...))...)
+	client, err := bootstrap.NewClient(addr, slices.Concat([]bootstrap.ClientOption{bootstrap.WithAllowedServers(m.cfg.allowed...)}, m.cfg.clientOptions)...)
 	if err != nil {
 		return nil, err
 	}

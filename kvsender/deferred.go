@@ -34,6 +34,11 @@ type asker struct {
 // asked takes the question of a decode for a room, which may come before the room is opened
 // here.
 func (m *Manager) asked(b *wire.Bootstrap) {
+	if !m.registered(b.From) { // a decode registers before it asks, on the same connection
+		m.stats.dropped.Add(1)
+		m.tellFailure(b.From, b.Room, fmt.Errorf("%w: a decode at %s", nixlkv.ErrNotRegistered, b.From))
+		return
+	}
 	for {
 		r, err := m.roomFor(b.Room, true)
 		if err != nil {

@@ -155,6 +155,8 @@ func TestSecondAsker(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		first.register(first.registration())
+		second.register(second.registration())
 		first.ask(5)
 		first.until("the question", func() bool { r := m.lookup(5); r.mu.Lock(); defer r.mu.Unlock(); return !r.asker.at.IsZero() })
 		second.ask(5)

@@ -115,8 +115,21 @@ func (m *Manager) failAnnounced(fe *wire.FrameError, err error) {
 
 // announced takes the metadata of a room, which may come before the room is opened here.
 func (m *Manager) announced(meta *wire.Metadata) {
-	if _, _, known := m.peers.Lookup(meta.Agent); !known {
+	if m.ctx.Err() != nil {
+		m.tellFailure(meta.From, meta.Room, nixlkv.ErrClosed)
+		return
+	}
+	peer, _, known := m.peers.Lookup(meta.Agent)
+	if !known {
 		m.fromUnregistered(meta)
+		return
+	}
+	if at := meta.From.String(); peer != nil && peer.Addr != at {
+		// Or whoever speaks for one address could have another's pages written.
+		m.stats.untrusted.Add(1)
+		err := fmt.Errorf("%w: metadata of decode %.256q, which registered at %s, name %s", nixlkv.ErrNotAllowed, meta.Agent, peer.Addr, at)
+		m.warn.Warn("refused a room", zap.Error(err))
+		m.tellFailure(meta.From, meta.Room, err)
 		return
 	}
 	for {

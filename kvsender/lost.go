@@ -1,6 +1,7 @@
 package kvsender
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -50,7 +51,7 @@ func (m *Manager) observe(e control.Event) {
 // suspect has the decodes at an address looked at, but for one that has just registered.
 func (m *Manager) suspect(addr, but string) {
 	for _, agent := range m.peers.ByAddr(addr) {
-		if agent != but {
+		if _, info, ok := m.peers.Lookup(agent); ok && agent != but && info.Phase != registry.Refused {
 			m.peers.look(agent, addr)
 		}
 	}
@@ -89,30 +90,42 @@ func (t *peerTable) lookAgain(agent, addr string) {
 		time.AfterFunc(lookPause, func() { t.lookAgain(agent, addr) })
 	}
 	job := func() {
-		t.answers(agent, addr, func(err error) { over(t.m.ctx.Err() != nil || t.judge(agent, addr, err)) })
+		t.answers(agent, addr, func(err error) { t.judge(agent, addr, err, over) })
 	}
 	if len(t.jobs) >= t.m.cfg.limits.LoadQueue || !t.enqueue(job) {
 		over(true)
 	}
 }
 
-// judge acts on what a look has shown, and says whether nothing more is to be known: the decode is
-// gone.
-func (t *peerTable) judge(agent, addr string, err error) (gone bool) {
+// judge acts on what a look has shown, and tells over whether nothing more is to be known: the
+// decode is gone.
+func (t *peerTable) judge(agent, addr string, err error, over func(known bool)) {
 	switch {
-	case errors.Is(err, nixlkv.ErrNotRegistered):
-		return true // it was forgotten meanwhile
-	case err == nil, errors.Is(err, registry.ErrPreparing), errors.Is(err, registry.ErrTooSoon), errors.Is(err, nixl.ErrBusy):
-		return false // it lives, or nobody can tell yet
+	case errors.Is(err, nixlkv.ErrNotRegistered), t.m.ctx.Err() != nil:
+		over(true) // it was forgotten meanwhile
+		return
+	case err == nil, errors.Is(err, registry.ErrPreparing), errors.Is(err, registry.ErrTooSoon), errors.Is(err, nixl.ErrBusy),
+		errors.Is(err, errNoPlace):
+		over(false) // it lives, or nobody can tell yet
+		return
 	}
-	gone = t.vacated(agent, addr)
-	t.m.failRoomsOf(agent, gone, fmt.Errorf("%w: Lost connection with decode instance %s: %w", nixlkv.ErrPeerLost, addr, err))
-	if gone {
-		t.m.warn.Warn("a decode is gone", zap.String("decode", agent), zap.String("address", addr), zap.Error(err))
-		t.Forget(agent)
-		t.m.disconnect(addr)
-	}
-	return gone
+	t.whetherVacated(agent, addr, func(gone bool) {
+		t.m.failRoomsOf(agent, gone || t.contested(agent, addr), fmt.Errorf("%w: Lost connection with decode instance %s: %w", nixlkv.ErrPeerLost, addr, err))
+		if gone {
+			t.m.warn.Warn("a decode is gone", zap.String("decode", agent), zap.String("address", addr), zap.Error(err))
+			t.Forget(agent)
+			t.m.disconnect(addr)
+		}
+		over(gone)
+	})
+}
+
+// contested says whether another decode may listen at an address.
+func (t *peerTable) contested(agent, addr string) bool {
+	return slices.ContainsFunc(t.ByAddr(addr), func(other string) bool {
+		_, info, _ := t.Lookup(other)
+		return other != agent && (info.Phase == registry.Live || info.Phase == registry.Preparing)
+	})
 }
 
 // disconnect ends the connection to an address where no decode is any more, which would be tried
@@ -128,21 +141,41 @@ func (m *Manager) disconnect(addr string) {
 	}
 }
 
-// vacated says whether a decode has left its address for certain: nobody listens there any more,
-// or another one does. One whose network is gone has not; it will not register again when it is
-// back.
-func (t *peerTable) vacated(agent, addr string) bool {
+// maxDials bounds the addresses that are tried at a time.
+const maxDials = 16
+
+// whetherVacated finds out whether a decode has left its address for certain: nobody listens there
+// any more, or another one does that answers. One whose network is gone has not; it will not
+// register again when it is back. The loader calls it, and then; the loader does not wait meanwhile.
+func (t *peerTable) whetherVacated(agent, addr string, then func(bool)) {
 	for _, other := range t.ByAddr(addr) {
-		_, info, _ := t.Lookup(other)
-		if other != agent && (info.Phase == registry.Live || info.Phase == registry.Preparing) {
-			return true
+		if _, info, _ := t.Lookup(other); other != agent && info.Phase == registry.Live {
+			then(true)
+			return
 		}
 	}
-	c, err := net.DialTimeout("tcp", addr, lookPause)
-	if err == nil {
-		_ = c.Close()
+	select {
+	case t.dials <- struct{}{}:
+	default:
+		then(false)
+		return
 	}
-	return errors.Is(err, syscall.ECONNREFUSED)
+	t.m.workers.Add(1) // the loader is one of them, and has not ended
+	go func() {
+		defer t.m.workers.Done()
+		ctx, cancel := context.WithTimeout(t.m.ctx, lookPause)
+		defer cancel()
+		c, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+		if err == nil {
+			_ = c.Close()
+		}
+		<-t.dials
+		if !t.enqueue(func() { then(errors.Is(err, syscall.ECONNREFUSED)) }) {
+			t.mu.Lock()
+			delete(t.looking, agent)
+			t.mu.Unlock()
+		}
+	}()
 }
 
 // answers asks whether a decode's engine answers, and has it given up if not. One that is given up
@@ -152,18 +185,20 @@ func (t *peerTable) answers(agent, addr string, done func(error)) {
 	l, err := t.Acquire(agent)
 	switch {
 	case errors.Is(err, nixlkv.ErrPeerStale):
-		if t.vacated(agent, addr) {
-			done(err)
-			return
-		}
-		prep, e := t.Reload(agent)
-		if e != nil {
-			done(e)
-			return
-		}
-		t.begin(prep, func(err error) {
-			t.wake(agent)
-			done(err)
+		t.whetherVacated(agent, addr, func(gone bool) {
+			if gone {
+				done(err)
+				return
+			}
+			prep, e := t.Reload(agent)
+			if e != nil {
+				done(e)
+				return
+			}
+			t.begin(prep, func(err error) {
+				t.wake(agent)
+				done(err)
+			})
 		})
 		return
 	case err != nil:
@@ -172,7 +207,7 @@ func (t *peerTable) answers(agent, addr string, done func(error)) {
 	}
 	w := l.Plan()
 	told := func(err error) {
-		if err != nil {
+		if err != nil && !errors.Is(err, errNoPlace) {
 			l.MarkStale(err)
 		}
 		l.Release()
@@ -185,8 +220,8 @@ func (t *peerTable) answers(agent, addr string, done func(error)) {
 	t.probes.read(w.remote, w.aux.buffers[0].dst, told)
 }
 
-// failRoomsOf fails the rooms of a decode that have not ended. One that is gone is not told: who
-// listens at its address now would take that for a room of its own.
+// failRoomsOf fails the rooms of a decode that have not ended. One that is gone, or may be, is not
+// told: who listens at its address now would take that for a room of its own.
 func (m *Manager) failRoomsOf(agent string, gone bool, cause error) {
 	m.roomsMu.Lock()
 	rooms := make([]*room, 0, len(m.live))

@@ -54,10 +54,12 @@ type peerTable struct {
 	parked  map[string][]*room // rooms that wait for a peer to be taken up
 	looking map[string]int     // how often yet it is looked whether a peer lives
 	closed  bool
+
+	dials chan struct{} // holds one for each address that is tried
 }
 
 func newPeerTable(m *Manager) (*peerTable, error) {
-	t := &peerTable{m: m, jobs: make(chan func(), m.cfg.limits.LoadQueue+2*m.cfg.limits.Peers), parked: map[string][]*room{}, looking: map[string]int{}}
+	t := &peerTable{m: m, jobs: make(chan func(), m.cfg.limits.LoadQueue+2*m.cfg.limits.Peers), parked: map[string][]*room{}, dials: make(chan struct{}, maxDials), looking: map[string]int{}}
 	t.Table = registry.NewTable(registry.TableConfig[*wiredPeer]{
 		Peers: m.cfg.limits.Peers,
 		Drop: func(p *registry.Peer, w *wiredPeer, reason error) {
@@ -141,7 +143,7 @@ func (m *Manager) register(source netip.Addr, g *wire.Registration) {
 		m.refusePeer(g.Agent, g.From, err)
 		return
 	}
-	known, held := m.peers.held(peer.Agent)
+	known, held, stale := m.peers.held(peer.Agent)
 	if held && !known.SameGeometry(peer) {
 		// An agent's name is its own for the life of its process, and so is its geometry: this
 		// is somebody else.
@@ -151,7 +153,7 @@ func (m *Manager) register(source netip.Addr, g *wire.Registration) {
 		return
 	}
 	// A repeat is not counted: it is not taken up.
-	welcome := held || m.intake.take(source, time.Now())
+	welcome := held && !stale || m.intake.take(source, time.Now())
 	prep, outcome, err := m.peers.Register(peer)
 	if err != nil {
 		m.warn.Warn("refused a decode", zap.String("decode", g.Agent), zap.Error(err))
@@ -175,7 +177,7 @@ func (m *Manager) register(source netip.Addr, g *wire.Registration) {
 // refusePeer keeps an agent known as refused, so that its rooms fail with the reason.
 func (m *Manager) refusePeer(agent string, from wire.Endpoint, reason error) {
 	m.warn.Warn("refused a registration", zap.String("decode", agent), zap.Error(reason))
-	if _, held := m.peers.held(agent); held {
+	if _, held, _ := m.peers.held(agent); held {
 		return // anybody can send something under its name
 	}
 	addr := "" // not told
@@ -188,11 +190,13 @@ func (m *Manager) refusePeer(agent string, from wire.Endpoint, reason error) {
 }
 
 // held gives what is known of a peer, and whether nothing that comes under its name changes
-// that: it can be sent to, or is being taken up. Without the latter, registrations that differ
-// in turn would keep the loader with one name for as long as they come.
-func (t *peerTable) held(agent string) (*registry.Peer, bool) {
+// that: it can be sent to, was and may be again, or is being taken up. Without the last,
+// registrations that differ in turn would keep the loader with one name for as long as they come.
+// stale says that a registration has it taken up.
+func (t *peerTable) held(agent string) (p *registry.Peer, held, stale bool) {
 	p, info, ok := t.Lookup(agent)
-	return p, ok && p != nil && (info.Phase == registry.Live || info.Phase == registry.Preparing)
+	stale = info.Phase == registry.Stale
+	return p, ok && p != nil && (stale || info.Phase == registry.Live || info.Phase == registry.Preparing), stale
 }
 
 // prepare has the loader make a peer's plan, and wake the rooms that wait for it.
@@ -235,7 +239,12 @@ func (t *peerTable) begin(prep *registry.Preparation[*wiredPeer], done func(erro
 		t.finish(prep, w, err, done)
 		return
 	}
-	t.probes.read(w.remote, w.aux.buffers[0].dst, func(err error) { t.finish(prep, w, mayPass(err), done) })
+	t.probes.read(w.remote, w.aux.buffers[0].dst, func(err error) {
+		if errors.Is(err, errNoPlace) {
+			err = nil // its first room makes the connection
+		}
+		t.finish(prep, w, mayPass(err), done)
+	})
 }
 
 // finish ends a preparation, and begins the one that follows from it.

@@ -62,6 +62,9 @@ const (
 	maxProbePause = 100 * time.Millisecond
 )
 
+// errNoPlace: too many reads are under way. It says nothing of the peer.
+var errNoPlace = errors.New("kvsender: too many first connections at once")
+
 // newProber gives a prober, with an error too, so that it can be freed.
 func newProber(a *nixl.Agent, timeout time.Duration) (*prober, error) {
 	p := &prober{agent: a, timeout: timeout}
@@ -103,7 +106,7 @@ func (p *prober) read(r *nixl.Remote, addr uint64, done func(error)) {
 		}
 	}
 	if len(p.flying) >= maxProbes {
-		done(nil)
+		done(errNoPlace)
 		return
 	}
 	x := &probe{t: p.agent.NewTransfer(), remote: r, deadline: time.Now().Add(p.timeout), done: []func(error){done}}

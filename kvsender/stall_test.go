@@ -216,7 +216,7 @@ func TestIntruders(t *testing.T) {
 		p.transfer(t, 42)
 		// A room that wants more decodes than there can be.
 		s = open(t, p.m, 43)
-		other.tell(43, []int32{1}, 0, func(m *wire.Metadata) { m.Destinations = 1 << 30 })
+		p.d.tell(43, []int32{1}, 0, func(m *wire.Metadata) { m.Destinations = 1 << 30 })
 		wantFailure(t, s, nil, nixlkv.ErrLimit, "decode ranks for one room")
 	})
 }

@@ -33,7 +33,7 @@ type Stats struct {
 	Aborts        uint64
 	AbortAcks     uint64 // sent
 	Refused       uint64 // messages that could not be read
-	Dropped       uint64 // messages that are not for a prefill of this kind
+	Dropped       uint64 // messages that mean nothing here: of strangers, for other rooms or roles
 	Untrusted     uint64 // messages that name an address that is not allowed, or not their own
 	Untold        uint64 // messages to decodes that could not be sent
 	SilencedLogs  uint64 // log lines left out because there were too many

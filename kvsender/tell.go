@@ -1,6 +1,8 @@
 package kvsender
 
 import (
+	"errors"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -45,8 +47,14 @@ func (m *Manager) tellEnd(r *room) {
 	}
 }
 
-// registered says whether a decode is known to listen at an endpoint.
-func (m *Manager) registered(e wire.Endpoint) bool { return len(m.peers.ByAddr(e.String())) > 0 }
+// registered says whether a decode is known to listen at an endpoint, one that was not refused:
+// anybody can have that.
+func (m *Manager) registered(e wire.Endpoint) bool {
+	return slices.ContainsFunc(m.peers.ByAddr(e.String()), func(agent string) bool {
+		_, info, ok := m.peers.Lookup(agent)
+		return ok && info.Phase != registry.Refused
+	})
+}
 
 // stranger says whether anybody may have named an endpoint as one of the room's: nobody has
 // opened it, and no decode is known there.
@@ -95,11 +103,23 @@ func (m *Manager) send(to wire.Endpoint, id nixlkv.Room, frames [][]byte, timeou
 		return
 	}
 	msg := control.Message{To: e, Frames: frames, Deadline: time.Now().Add(timeout), Stranger: stranger}
-	if err := m.ctl.SendAsync(msg, func(_ uint64, err error) {
+	var try func()
+	try = func() {
+		err := m.ctl.SendAsync(msg, func(_ uint64, err error) {
+			switch {
+			case err == nil:
+			case errors.Is(err, nixlkv.ErrPeerLost) && m.registered(to) && m.ctx.Err() == nil && time.Until(msg.Deadline) > resendPause:
+				time.AfterFunc(resendPause, try) // the connection broke, and the decode has not gone
+			default:
+				failed(err)
+			}
+		})
 		if err != nil {
 			failed(err)
 		}
-	}); err != nil {
-		failed(err)
 	}
+	try()
 }
+
+// resendPause is how long a message waits that was lost with its connection.
+const resendPause = 200 * time.Millisecond

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/nixlkv/nixlkv"
 	"github.com/nixlkv/nixlkv/internal/wire"
 )
@@ -60,12 +62,14 @@ func (u *unregistered) take(id nixlkv.Room) error {
 func (m *Manager) fromUnregistered(meta *wire.Metadata) {
 	m.stats.dropped.Add(1)
 	reason := &destError{meta.Agent, meta.From, fmt.Errorf("%w: %.256q", nixlkv.ErrNotRegistered, meta.Agent)}
+	m.warn.Warn("a decode that has not registered announced a room", zap.Error(reason))
 	m.tellFailure(meta.From, meta.Room, reason)
+	m.unregistered.note(meta.Room, reason) // before the look: it may be opened just now
 	r := m.lookup(meta.Room)
 	if r == nil {
-		m.unregistered.note(meta.Room, reason)
 		return
 	}
+	m.unregistered.take(meta.Room)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.noteUnregistered(reason)

@@ -2,10 +2,12 @@ package kvsender
 
 import (
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/bootstrap"
 	"github.com/nixlkv/nixlkv/internal/wire"
 	"github.com/nixlkv/nixlkv/nixl"
 )
@@ -100,5 +102,42 @@ func TestTruncatedMetadataSpoilNoRoom(t *testing.T) {
 		ok(t, s.Finish([]int32{2}, nil))
 		ok(t, s.Wait(within(t)))
 		ok(t, s.Close())
+	})
+}
+
+// TestMetadataFromAnotherAddress: a decode's name does not let others have its pages written.
+func TestMetadataFromAnotherAddress(t *testing.T) {
+	eachDialect(t, func(t *testing.T, e *nixl.Engine, frames int) {
+		p := newPair(t, e, frames)
+		p.d.register(p.d.registration())
+		other := newDecode(t, e, p.m, p.d.mem, frames)
+		defer other.close()
+		s := open(t, p.m, 81)
+		other.tell(81, []int32{9}, 0, func(m *wire.Metadata) { m.Agent = p.d.agent.Name() })
+		if st := other.status(81); st.Status != wire.PollFailed || !strings.Contains(st.Reason, "registered at") {
+			t.Errorf("told %+v", st)
+		}
+		p.d.tell(81, []int32{3}, 1)
+		ok(t, s.Begin(Plan{Pages: 1, Aux: Aux(1)}))
+		ok(t, s.Finish([]int32{2}, nil))
+		ok(t, s.Wait(within(t)))
+		ok(t, s.Close())
+		p.d.compare(p.src, []int32{2}, []int32{3}, 1, 1)
+	})
+}
+
+// TestQuestionsOfStrangersMakeNoRooms: under prefill_complete.
+func TestQuestionsOfStrangersMakeNoRooms(t *testing.T) {
+	eachEngine(t, func(t *testing.T, e *nixl.Engine) {
+		p := newPair(t, e, 25, WithAllocationPolicy(bootstrap.PrefillCompleteAllocation))
+		for id := range nixlkv.Room(20) {
+			p.d.ask(id)
+		}
+		if st := p.d.status(19); st.Status != wire.PollFailed || !strings.Contains(st.Reason, "not registered") {
+			t.Errorf("told %+v", st)
+		}
+		if n := p.m.Stats().Rooms; n != 0 {
+			t.Errorf("%d rooms", n)
+		}
 	})
 }

@@ -27,6 +27,7 @@ type gate struct {
 	socket   *zmq.Socket
 	poll     *poller
 	stopping atomic.Bool
+	stop     chan struct{} // closed with stopping
 	done     chan struct{}
 }
 
@@ -48,7 +49,7 @@ func newGate(zctx *zmq.Context, cfg *Config, log *zap.Logger, counters *counters
 	if err != nil {
 		return nil, fmt.Errorf("control: REP socket: %w", errno(err))
 	}
-	g := &gate{cfg: cfg, log: log, counters: counters, socket: s, done: make(chan struct{})}
+	g := &gate{cfg: cfg, log: log, counters: counters, socket: s, stop: make(chan struct{}), done: make(chan struct{})}
 	if g.poll, err = newPoller(); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
@@ -69,6 +70,7 @@ func (g *gate) close() error {
 		return nil
 	}
 	g.stopping.Store(true)
+	close(g.stop)
 	g.poll.wake()
 	<-g.done
 	return g.poll.close()
@@ -80,10 +82,12 @@ func (g *gate) run() {
 	for !g.stopping.Load() {
 		if err := g.answerAll(); err != nil {
 			g.log.Error("control: gate", zap.Error(errno(err)))
-			break // libzmq's protocol with itself is broken: nobody connects any more
+			<-g.stop // without answers nobody connects any more; without the socket everybody would
+			break
 		}
 		if _, err := g.poll.wait(time.Time{}); err != nil {
 			g.log.Error("control: gate stops", zap.Error(err))
+			<-g.stop
 			break
 		}
 	}
