@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -334,4 +335,12 @@ func (d *decode) compare(from *kitMemory, src, dst []int32, srcSlot, dstSlot int
 func (d *decode) clear() {
 	clear(d.mem.kv.Bytes())
 	clear(d.mem.aux.Bytes())
+}
+
+// toldOf waits until the decode was told that a room has failed, and why.
+func (d *decode) toldOf(id nixlkv.Room, why string) {
+	d.t.Helper()
+	if st := d.status(id); st.Status != wire.PollFailed || !strings.Contains(st.Reason, why) {
+		d.t.Errorf("told %+v, want a failure with %q", st, why)
+	}
 }

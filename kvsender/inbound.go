@@ -132,6 +132,9 @@ func (m *Manager) announced(meta *wire.Metadata) {
 		m.tellFailure(meta.From, meta.Room, err)
 		return
 	}
+	if m.late(meta) {
+		return
+	}
 	for {
 		r, err := m.roomFor(meta.Room, true)
 		if err != nil {

@@ -41,7 +41,8 @@ type Manager struct {
 
 	peers        *peerTable
 	intake       *intake
-	unregistered unregistered
+	unregistered recent[error]
+	missed       recent[*missed]
 	runQueue     *runQueue
 	landing      *landing
 	flights      sync.Pool // of *flight
@@ -303,6 +304,7 @@ func (m *Manager) open(r *room) (s *Sender, again bool, err error) {
 	if r.sender != nil {
 		return nil, false, fmt.Errorf("kvsender: room %d: %w", r.id, nixlkv.ErrRoomInUse)
 	}
+	m.missed.take(r.id)
 	r.sender = &Sender{r: r, booted: make(chan struct{}), done: make(chan struct{})}
 	r.metrics.Opened = time.Now()
 	m.leaveBacklog(r)

@@ -1,6 +1,7 @@
 package kvsender
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -218,8 +219,14 @@ func WithAllocationPolicy(p bootstrap.AllocationPolicy) Option {
 	return func(c *config) { c.policy = p }
 }
 
-// WithLogger gives the logger. Without it nothing is logged.
-func WithLogger(l *zap.Logger) Option { return func(c *config) { c.log = l } }
+// WithLogger gives the logger. Without it, or with nil, nothing is logged.
+func WithLogger(l *zap.Logger) Option {
+	return func(c *config) {
+		if c.log = l; l == nil {
+			c.log = zap.NewNop()
+		}
+	}
+}
 
 // WithBootstrapTimeout bounds the time from opening a room until its decodes have told
 // where its pages go.
@@ -255,7 +262,9 @@ func WithCurve(keys nixlkv.Curve) Option { return func(c *config) { c.curve = &k
 func WithAllowedPeers(networks ...netip.Prefix) Option {
 	return func(c *config) {
 		c.allowed = append(c.allowed, networks...)
-		c.trust.Allowed, c.trustErr = trust.NewList(c.allowed...)
+		if c.trust.Allowed, c.trustErr = trust.NewList(c.allowed...); len(c.allowed) == 0 {
+			c.trustErr = errors.New("no network is allowed") // rather than all, as without the option
+		}
 	}
 }
 

@@ -61,7 +61,9 @@ type room struct {
 	settle      *time.Timer
 	forgotten   bool // never opened, and not to be
 	gone        bool // out of the table
-	changed     bool // in the manager's list of changed rooms
+	// abortedThere: a decode ended it.
+	abortedThere bool
+	changed      bool // in the manager's list of changed rooms
 
 	charged charge // guarded by the manager's roomsMu
 }
@@ -201,6 +203,7 @@ func (r *room) quiesce() {
 	// A room that failed before it was opened is kept for whoever opens it, for a while.
 	if r.forgotten || r.sender != nil && r.sender.closed {
 		r.stopTimer(&r.announce)
+		r.remember()
 		r.m.dropRoom(r)
 	}
 }
@@ -303,6 +306,7 @@ func (r *room) aborted(a *wire.Abort, ack *ackTarget) {
 		r.asker.gaveUp = true
 	}
 	if !r.status.Ended() {
+		r.abortedThere = true
 		r.fail(fmt.Errorf("%w: %s", nixlkv.ErrAborted, abortedByDecode))
 	}
 	r.quiesce()

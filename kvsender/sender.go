@@ -85,7 +85,7 @@ func (s *Sender) WaitBootstrapped(ctx context.Context) (prefix int, err error) {
 }
 
 // Begin says what the room will send. It is checked against what the decodes told: an error
-// fails the room on both sides.
+// fails the room on both sides, unless it says that Begin was called twice.
 func (s *Sender) Begin(p Plan) error {
 	r := s.r
 	r.mu.Lock()
@@ -134,7 +134,8 @@ func (r *room) checkPlan() error {
 }
 
 // Send gives the next pages, which are copied. It never blocks: they are posted when the
-// decode has told where they go, in the order given. An error fails the room on both sides.
+// decode has told where they go, in the order given. An error fails the room on both sides, unless
+// it says that the call comes before Begin or after Finish: then nothing has changed.
 func (s *Sender) Send(pages []int32) error { return s.give("Send", pages, nil, false) }
 
 // Finish gives the last pages, and with them the state, where the model has some. The aux

@@ -2,7 +2,6 @@ package kvsender
 
 import (
 	"fmt"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -17,48 +16,8 @@ import (
 // nothing more will come, or somebody else sends such messages, and the decode is still to come.
 const unregisteredGrace = 5 * time.Second
 
-// maxUnregistered bounds the rooms of which that is remembered until they are opened.
-const maxUnregistered = 4096
-
-// unregistered remembers the last rooms that decodes announced without having registered. They get no
-// place in the table of rooms, which anybody could fill then.
-type unregistered struct {
-	mu     sync.Mutex
-	rooms  map[nixlkv.Room]error
-	oldest []nixlkv.Room // a ring, once it is full
-	next   int
-}
-
-// note remembers why a room cannot be served.
-func (u *unregistered) note(id nixlkv.Room, reason error) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if _, known := u.rooms[id]; known {
-		return
-	}
-	if u.rooms == nil {
-		u.rooms = map[nixlkv.Room]error{}
-	}
-	if len(u.oldest) < maxUnregistered {
-		u.oldest = append(u.oldest, id)
-	} else {
-		delete(u.rooms, u.oldest[u.next])
-		u.oldest[u.next] = id
-		u.next = (u.next + 1) % maxUnregistered
-	}
-	u.rooms[id] = reason
-}
-
-// take gives what is remembered of a room, once.
-func (u *unregistered) take(id nixlkv.Room) error {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	reason := u.rooms[id]
-	delete(u.rooms, id) // its place in the ring ages
-	return reason
-}
-
-// fromUnregistered takes the metadata of an agent that has not registered: the room goes on without it.
+// fromUnregistered takes the metadata of an agent that has not registered: the room goes on without
+// it. One that is not open gets no place in the table of rooms, which anybody could fill then.
 func (m *Manager) fromUnregistered(meta *wire.Metadata) {
 	m.stats.dropped.Add(1)
 	reason := &destError{meta.Agent, meta.From, fmt.Errorf("%w: %.256q", nixlkv.ErrNotRegistered, meta.Agent)}

@@ -65,20 +65,20 @@ func TestUnregisteredDecode(t *testing.T) {
 	})
 }
 
-func TestUnregisteredAreBounded(t *testing.T) {
-	var s unregistered
+func TestRecentIsBounded(t *testing.T) {
+	var s recent[error]
 	for round := range 3 {
-		for i := range nixlkv.Room(2 * maxUnregistered) {
+		for i := range nixlkv.Room(2 * maxRecent) {
 			s.note(i, nixlkv.ErrNotRegistered)
 			if round == 1 && i%3 == 0 && s.take(i) == nil {
 				t.Fatalf("room %d is not remembered", i)
 			}
 		}
 	}
-	if len(s.rooms) > maxUnregistered || len(s.oldest) != maxUnregistered {
+	if len(s.rooms) > maxRecent || len(s.oldest) != maxRecent {
 		t.Errorf("%d rooms in the map, %d in the ring", len(s.rooms), len(s.oldest))
 	}
-	if s.take(2*maxUnregistered-1) == nil || s.take(2*maxUnregistered-1) != nil {
+	if s.take(2*maxRecent-1) == nil || s.take(2*maxRecent-1) != nil {
 		t.Error("the last room is not remembered once")
 	}
 	if s.take(0) != nil {

@@ -22,8 +22,9 @@ type sample struct {
 // load is what the processes of a side have together.
 type load struct {
 	usage
-	settled int64 // bytes resident once garbage was collected
-	held    map[string]int
+	processes int
+	settled   int64 // bytes resident once garbage was collected
+	held      map[string]int
 }
 
 func (l *load) add(u usage, settled int64, r *report) {
@@ -31,6 +32,7 @@ func (l *load) add(u usage, settled int64, r *report) {
 	l.files += u.files
 	l.threads += u.threads
 	l.goroutines += r.Goroutines
+	l.processes++
 	l.settled += settled
 	if l.held == nil {
 		l.held = map[string]int{}
@@ -92,7 +94,7 @@ func grown(first, last *sample, percent float64) (problems []string) {
 		first, last load
 	}{{"prefill", first.prefill, last.prefill}, {"decodes", first.decodes, last.decodes}} {
 		a, b := side.first, side.last
-		if more := 100 * (float64(b.settled)/float64(a.settled) - 1); percent > 0 && more > percent && b.settled-a.settled > noise {
+		if more := 100 * (float64(b.settled)/float64(a.settled) - 1); percent > 0 && more > percent && b.settled-a.settled > int64(a.processes)*noise {
 			problems = append(problems, fmt.Sprintf("%s: resident memory grew by %.1f %%, from %.1f to %.1f MiB", side.name, more, mib(a.settled), mib(b.settled)))
 		}
 		for _, name := range slices.Sorted(maps.Keys(b.held)) {

@@ -14,7 +14,7 @@ func someSample() sample {
 		h.add(3 * time.Millisecond)
 	}
 	l := func() load {
-		return load{usage: usage{resident: 60 << 20, files: 20, threads: 8, goroutines: 40}, settled: 50 << 20, held: map[string]int{"peers": 2}}
+		return load{usage: usage{resident: 60 << 20, files: 20, threads: 8, goroutines: 40}, processes: 1, settled: 50 << 20, held: map[string]int{"peers": 2}}
 	}
 	return sample{took: time.Second, rooms: 1000, latency: h.take(), prefill: l(), decodes: l()}
 }
