@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/ratelog"
 	"github.com/nixlkv/nixlkv/internal/trust"
 	"go.uber.org/zap"
 )
@@ -68,7 +69,7 @@ func NewServer(opts ...ServerOption) *Server {
 		o(&c)
 	}
 	s := &Server{
-		log: sampled(c.log), now: c.now,
+		log: ratelog.Sampled(c.log), now: c.now,
 		token: sha256.Sum256([]byte("Bearer " + c.token)), guarded: c.token != "",
 		admits: admitting(c.allowed),
 		mux:    http.NewServeMux(),

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 )
 
 // Defaults of a server.
@@ -96,11 +95,4 @@ func WithAllowedClients(networks ...netip.Prefix) ServerOption {
 // WithTLS makes Listen and Serve speak HTTPS. SGLang's workers speak HTTP alone.
 func WithTLS(config *tls.Config) ServerOption {
 	return func(c *serverConfig) { c.tls = config }
-}
-
-// sampled gives a logger that writes a line at most five times a second: clients cause them.
-func sampled(l *zap.Logger) *zap.Logger {
-	return l.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
-		return zapcore.NewSamplerWithOptions(core, time.Second, 5, 0)
-	}))
 }

@@ -10,8 +10,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nixlkv/nixlkv"
 	"go.uber.org/zap"
+
+	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/ratelog"
 )
 
 // How long a client may take. A decode keeps its connection between requests.
@@ -43,7 +45,7 @@ func (a *standalone) init(h http.Handler, c serverConfig) {
 	a.http.WriteTimeout = writeTimeout
 	a.http.IdleTimeout = idleTimeout
 	a.http.MaxHeaderBytes = maxHeader
-	a.http.ErrorLog = zap.NewStdLog(sampled(c.log))
+	a.http.ErrorLog = zap.NewStdLog(ratelog.Sampled(c.log))
 }
 
 // Listen starts a server at host:port and returns once it accepts connections. The host may

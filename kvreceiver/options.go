@@ -1,7 +1,6 @@
 package kvreceiver
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -260,9 +259,7 @@ func WithCurve(keys nixlkv.Curve) Option { return func(c *config) { c.curve = &k
 func WithAllowedPeers(networks ...netip.Prefix) Option {
 	return func(c *config) {
 		c.allowed = append(c.allowed, networks...)
-		if c.trust.Allowed, c.trustErr = trust.NewList(c.allowed...); len(c.allowed) == 0 {
-			c.trustErr = errors.New("no network is allowed") // rather than all, as without the option
-		}
+		c.trust.Allowed, c.trustErr = trust.Only(c.allowed...)
 	}
 }
 

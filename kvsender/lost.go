@@ -122,9 +122,16 @@ func (t *peerTable) judge(agent, addr string, err error, over func(known bool)) 
 
 // contested says whether another decode may listen at an address.
 func (t *peerTable) contested(agent, addr string) bool {
-	return slices.ContainsFunc(t.ByAddr(addr), func(other string) bool {
-		_, info, _ := t.Lookup(other)
-		return other != agent && (info.Phase == registry.Live || info.Phase == registry.Preparing)
+	return t.anyAt(addr, func(other string, phase registry.Phase) bool {
+		return other != agent && (phase == registry.Live || phase == registry.Preparing)
+	})
+}
+
+// anyAt says whether some decode that is known at an address is one of those wanted.
+func (t *peerTable) anyAt(addr string, wanted func(agent string, phase registry.Phase) bool) bool {
+	return slices.ContainsFunc(t.ByAddr(addr), func(agent string) bool {
+		_, info, ok := t.Lookup(agent)
+		return ok && wanted(agent, info.Phase)
 	})
 }
 
@@ -148,11 +155,9 @@ const maxDials = 16
 // any more, or another one does that answers. One whose network is gone has not; it will not
 // register again when it is back. The loader calls it, and then; the loader does not wait meanwhile.
 func (t *peerTable) whetherVacated(agent, addr string, then func(bool)) {
-	for _, other := range t.ByAddr(addr) {
-		if _, info, _ := t.Lookup(other); other != agent && info.Phase == registry.Live {
-			then(true)
-			return
-		}
+	if t.anyAt(addr, func(other string, phase registry.Phase) bool { return other != agent && phase == registry.Live }) {
+		then(true)
+		return
 	}
 	select {
 	case t.dials <- struct{}{}:

@@ -88,9 +88,14 @@ func layerIDs(l *registry.Layout, p *registry.Peer) (src, dst bool, err error) {
 		dst, err = haveLayers("decode", p.KV)
 	}
 	if err == nil && l.SplitLayers && len(l.KV) > 0 && !(src && dst) {
-		err = fmt.Errorf("%w: layers split over CP ranks need layer ids on both sides: prefill %t, decode %t", nixlkv.ErrRegions, src, dst)
+		err = splitNeedsLayerIDs(src, dst)
 	}
 	return src, dst, err
+}
+
+// splitNeedsLayerIDs refuses a rank with some of the layers, where nothing tells which.
+func splitNeedsLayerIDs(src, dst bool) error {
+	return fmt.Errorf("%w: layers split over CP ranks need layer ids on both sides: prefill %t, decode %t", nixlkv.ErrRegions, src, dst)
 }
 
 func haveLayers(side string, regions []registry.Region) (bool, error) {

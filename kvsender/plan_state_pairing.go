@@ -61,7 +61,7 @@ func (s *stateSides) pairLayers(needed bool) (at [][2]int, done bool, err error)
 	}
 	if !src || !dst {
 		if s.l.SplitLayers {
-			return nil, true, fmt.Errorf("%w: layers split over CP ranks need layer ids on both sides: prefill %t, decode %t", nixlkv.ErrRegions, src, dst)
+			return nil, true, splitNeedsLayerIDs(src, dst)
 		}
 		if pp := ranks(s.l.Ranks.PP); needed && src != dst && pp > 1 {
 			return nil, true, fmt.Errorf("%w: layer metadata from one peer only, with prefill PP %d: prefill %t, decode %t", nixlkv.ErrRegions, pp, src, dst)

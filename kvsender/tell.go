@@ -2,7 +2,6 @@ package kvsender
 
 import (
 	"errors"
-	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -50,10 +49,7 @@ func (m *Manager) tellEnd(r *room) {
 // registered says whether a decode is known to listen at an endpoint, one that was not refused:
 // anybody can have that.
 func (m *Manager) registered(e wire.Endpoint) bool {
-	return slices.ContainsFunc(m.peers.ByAddr(e.String()), func(agent string) bool {
-		_, info, ok := m.peers.Lookup(agent)
-		return ok && info.Phase != registry.Refused
-	})
+	return m.peers.anyAt(e.String(), func(_ string, phase registry.Phase) bool { return phase != registry.Refused })
 }
 
 // stranger says whether anybody may have named an endpoint as one of the room's: nobody has

@@ -11,10 +11,9 @@ import (
 	"time"
 
 	zmq "github.com/pebbe/zmq4"
-	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/ratelog"
 )
 
 // Control is one rank's control sockets. Its methods may be called from any goroutine.
@@ -58,9 +57,7 @@ func New(cfg Config) (*Control, error) {
 	if err != nil {
 		return nil, undo(err)
 	}
-	log := cfg.Logger.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
-		return zapcore.NewSamplerWithOptions(core, time.Second, 5, 0)
-	}))
+	log := ratelog.Sampled(cfg.Logger)
 	c := &Control{zctx: zctx, linger: cfg.Linger, closed: make(chan struct{})}
 	if c.gate, err = newGate(zctx, &cfg, log, &c.counters); err != nil {
 		return nil, undo(errors.Join(err, zctx.Term()))

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 )
 
 // every is the least time between two lines.
@@ -34,3 +35,10 @@ func (l *Logger) Warn(msg string, fields ...zap.Field) {
 
 // Suppressed counts the lines left out.
 func (l *Logger) Suppressed() uint64 { return l.suppressed.Load() }
+
+// Sampled gives a logger that writes a message at most five times a second, at each level.
+func Sampled(l *zap.Logger) *zap.Logger {
+	return l.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
+		return zapcore.NewSamplerWithOptions(core, time.Second, 5, 0)
+	}))
+}

@@ -3,6 +3,7 @@
 package trust
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -27,6 +28,15 @@ func NewList(prefixes ...netip.Prefix) (List, error) {
 		l.prefixes = append(l.prefixes, p.Masked())
 	}
 	return l, nil
+}
+
+// Only is NewList for an option that somebody gave: that no network is named is an error, rather
+// than everywhere, as without the option.
+func Only(prefixes ...netip.Prefix) (List, error) {
+	if len(prefixes) == 0 {
+		return List{}, errors.New("no network is allowed")
+	}
+	return NewList(prefixes...)
 }
 
 // Everywhere says whether the list leaves nobody out.
