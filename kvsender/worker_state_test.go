@@ -112,6 +112,8 @@ func TestStateTagsWaitForAllComponents(t *testing.T) {
 	if got, aux := stateTags(t, u.d, 2); len(got) > 0 || aux || s.Status() != nixlkv.Transferring {
 		t.Errorf("told of components %v, aux %t, status %v, with state in flight", got, aux, s.Status())
 	}
+	// The engine has them a moment before they are counted.
+	u.d.until("three transfers to be counted", func() bool { return s.Metrics().Transfers >= 3 })
 	if m := s.Metrics(); m.Transfers != 3 || m.Chunks != 1 {
 		t.Errorf("metrics %+v", m)
 	}
