@@ -104,8 +104,8 @@ func (t *peerTable) judge(agent, addr string, err error, over func(known bool)) 
 	case errors.Is(err, nixlkv.ErrNotRegistered), t.m.ctx.Err() != nil:
 		over(true) // it was forgotten meanwhile
 		return
-	case err == nil, errors.Is(err, registry.ErrPreparing), errors.Is(err, registry.ErrTooSoon), errors.Is(err, nixl.ErrBusy),
-		errors.Is(err, errNoPlace):
+	case err == nil, errors.Is(err, registry.ErrPreparing), errors.Is(err, registry.ErrNotStale), errors.Is(err, registry.ErrTooSoon),
+		errors.Is(err, nixl.ErrBusy), errors.Is(err, errNoPlace):
 		over(false) // it lives, or nobody can tell yet
 		return
 	}

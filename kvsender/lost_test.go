@@ -2,6 +2,7 @@ package kvsender
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 
@@ -162,5 +163,43 @@ func TestTransferFindsDecodeGone(t *testing.T) {
 		ok(t, mine.Wait(within(t)))
 		ok(t, mine.Close())
 		p.d.status(3)
+	})
+}
+
+// A look that has shown nothing fails no room: what else has the decode under its hands then, a
+// room that has it taken up above all, decides.
+func TestLookThatShowsNothing(t *testing.T) {
+	eachEngine(t, func(t *testing.T, e *nixl.Engine) {
+		p := newPair(t, e, 25)
+		p.d.register(p.d.registration())
+		p.transfer(t, 9) // the decode has been taken up
+		p.d.status(9)
+		s := p.bootstrapped(t, 1, p.d)
+		peers, name, addr := p.m.peers, p.d.agent.Name(), p.d.endpoint().String()
+		_, live := peers.Reload(name)
+		if !errors.Is(live, registry.ErrNotStale) {
+			t.Fatal(live)
+		}
+		for _, err := range []error{nil, live, registry.ErrPreparing, registry.ErrTooSoon, nixl.ErrBusy, errNoPlace} {
+			judged := make(chan bool, 1)
+			if !peers.enqueue(func() { peers.judge(name, addr, err, func(known bool) { judged <- known }) }) {
+				t.Fatal("the loader is full")
+			}
+			select {
+			case known := <-judged:
+				if known {
+					t.Errorf("%v: nothing more to be known", err)
+				}
+			case <-within(t).Done():
+				t.Fatal(err)
+			}
+			if s.Err() != nil {
+				t.Fatalf("%v: the room failed: %v", err, s.Err())
+			}
+		}
+		ok(t, s.Finish([]int32{3}, nil))
+		ok(t, s.Wait(within(t)))
+		ok(t, s.Close())
+		p.d.status(1)
 	})
 }
