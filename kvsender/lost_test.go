@@ -203,3 +203,35 @@ func TestLookThatShowsNothing(t *testing.T) {
 		p.d.status(1)
 	})
 }
+
+// Of rooms that find their decode stale together, one has it taken up, and all wait for that.
+func TestRoomsReloadTogether(t *testing.T) {
+	eachEngine(t, func(t *testing.T, e *nixl.Engine) {
+		p := newPair(t, e, 25)
+		p.d.register(p.d.registration())
+		p.transfer(t, 99) // the decode has been taken up
+		p.d.status(99)
+		var rooms []*Sender
+		for id := range nixlkv.Room(16) {
+			rooms = append(rooms, p.bootstrapped(t, id+1, p.d))
+		}
+		l, err := p.m.peers.Acquire(p.d.agent.Name())
+		ok(t, err)
+		if !l.MarkStale(errMade) {
+			t.Fatal("was stale")
+		}
+		l.Release()
+		start := make(chan struct{})
+		done := make(chan error, len(rooms))
+		for _, s := range rooms {
+			go func() {
+				<-start
+				done <- errors.Join(s.Finish([]int32{3}, nil), s.Wait(within(t)), s.Close())
+			}()
+		}
+		close(start)
+		for range rooms {
+			ok(t, <-done)
+		}
+	})
+}

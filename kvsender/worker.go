@@ -136,11 +136,14 @@ func (w *worker) acquire(r *room, agent string) (*registry.Lease[*wiredPeer], er
 	l, err := peers.Acquire(agent)
 	if errors.Is(err, nixlkv.ErrPeerStale) {
 		// NIXL dropped it after a disconnect; the registration that it gave is still good.
-		prep, e := peers.Reload(agent)
-		if e != nil {
+		switch prep, e := peers.Reload(agent); {
+		case e == nil:
+			peers.prepare(agent, prep)
+		case errors.Is(e, registry.ErrPreparing), errors.Is(e, registry.ErrNotStale):
+			// Another room, or a look, was first.
+		default:
 			return nil, errors.Join(err, e)
 		}
-		peers.prepare(agent, prep)
 		l, err = peers.Acquire(agent)
 	}
 	if !errors.Is(err, registry.ErrPreparing) {
