@@ -57,7 +57,7 @@ func (m *Manager) ask(r *room, b *wire.Bootstrap) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case r.gone:
+	case r.detached:
 		return false
 	case r.asker.at == b.From && !r.status.Ended():
 		return true // a repeat

@@ -153,7 +153,7 @@ func (m *Manager) announced(meta *wire.Metadata) {
 func (m *Manager) announce(r *room, meta *wire.Metadata) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.gone {
+	if r.detached {
 		return false
 	}
 	if r.status.Ended() {
@@ -205,7 +205,7 @@ func (m *Manager) abort(source netip.Addr, a *wire.Abort) {
 		switch {
 		case !r.involves(source, a.From):
 			m.stats.dropped.Add(1) // somebody else's room: nothing of it goes to the one who asks
-		case !r.gone || !r.quiet():
+		case !r.detached || !r.quiet():
 			r.aborted(a, ack)
 		}
 		r.mu.Unlock()
@@ -308,8 +308,8 @@ func (m *Manager) detach(r *room) {
 	if m.rooms[r.id] == r {
 		delete(m.rooms, r.id)
 	}
-	if !r.gone {
-		r.gone = true
+	if !r.detached {
+		r.detached = true
 		m.lingering[r.id] = append(m.lingering[r.id], r)
 	}
 }

@@ -298,7 +298,7 @@ func (m *Manager) Open(id nixlkv.Room) (*Sender, error) {
 func (m *Manager) open(r *room) (s *Sender, again bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.gone {
+	if r.detached {
 		return nil, true, nil
 	}
 	if r.sender != nil {

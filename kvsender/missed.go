@@ -1,6 +1,7 @@
 package kvsender
 
 import (
+	"errors"
 	"slices"
 	"time"
 
@@ -19,7 +20,7 @@ type missed struct {
 // remember keeps a room that is closed for decodes that have not announced it. One that its decode
 // aborted has nobody to be told.
 func (r *room) remember() {
-	if r.sender != nil && r.status == nixlkv.Failed && !r.bootstrapped() && !r.abortedThere {
+	if r.sender != nil && r.status == nixlkv.Failed && !r.bootstrapped() && !errors.Is(r.failure, errAbortedThere) {
 		r.m.missed.note(r.id, &missed{reason: r.failure, until: time.Now().Add(r.m.cfg.bootstrapTimeout)})
 	}
 }

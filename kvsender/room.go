@@ -51,22 +51,32 @@ type room struct {
 	allPosted bool // the last chunk is posted
 
 	// How it goes.
-	status  nixlkv.Status
-	failure error // the first cause; the room is Failed once nothing is in flight
-	told    bool  // the decodes were told the end
-	// quarantined: the sender was told the end while writes were in flight, as they still are.
-	quarantined bool
-	acks        []*ackTarget
-	metrics     Metrics
-	settle      *time.Timer
-	forgotten   bool // never opened, and not to be
-	gone        bool // out of the table
-	// abortedThere: a decode ended it.
-	abortedThere bool
-	changed      bool // in the manager's list of changed rooms
+	status    nixlkv.Status
+	failure   error // the first cause; the room is Failed once nothing is in flight
+	release   release
+	settle    *time.Timer // bounds the wait of a room that has failed
+	acks      []*ackTarget
+	metrics   Metrics
+	forgotten bool // never opened, and not to be
+	detached  bool // out of the table
+	changed   bool // in the manager's list of changed rooms
 
 	charged charge // guarded by the manager's roomsMu
 }
+
+// release is how far the memory of a room's decodes is released, which goes behind the status
+// that the sender sees.
+type release uint8
+
+const (
+	// held: the room has not ended, or what ended it waits for its writes to settle.
+	held release = iota
+	// quarantined: the sender was told the end while writes were in flight, as they still are.
+	quarantined
+	// released: nothing of the room can be written any more. Its decodes were told, and their
+	// leases are given back.
+	released
+)
 
 // dest is one decode rank of a room.
 type dest struct {
@@ -178,21 +188,8 @@ func (r *room) quiesce() {
 	if !r.status.Ended() || !r.quiet() {
 		return
 	}
-	if !r.told {
-		r.told = true
-		if r.quarantined {
-			r.quarantined = false
-			r.m.stats.quarantined.Add(-1)
-		}
-		r.m.tellEnd(r)
-		for _, d := range r.dests {
-			if d.lease != nil {
-				d.lease.Release()
-			}
-			d.meta.KVIndices, d.meta.StateIndices = nil, nil // the room may be looked at long after
-		}
-		r.queue = nil
-		r.m.discharge(r)
+	if r.release != released {
+		r.letGo()
 	}
 	for _, a := range r.acks {
 		if a.rooms.Add(-1) == 0 {
@@ -201,12 +198,32 @@ func (r *room) quiesce() {
 	}
 	r.acks = r.acks[:0]
 	// A room that failed before it was opened is kept for whoever opens it, for a while.
-	if r.forgotten || r.sender != nil && r.sender.closed {
+	if r.abandoned() {
 		r.stopTimer(&r.announce)
 		r.remember()
 		r.m.dropRoom(r)
 	}
 }
+
+// letGo tells the decodes the end, and gives back what the room holds of them.
+func (r *room) letGo() {
+	if r.release == quarantined {
+		r.m.stats.quarantined.Add(-1)
+	}
+	r.release = released
+	r.m.tellEnd(r)
+	for _, d := range r.dests {
+		if d.lease != nil {
+			d.lease.Release()
+		}
+		d.meta.KVIndices, d.meta.StateIndices = nil, nil // the room may be looked at long after
+	}
+	r.queue = nil
+	r.m.discharge(r)
+}
+
+// abandoned says whether nobody holds the room, or will.
+func (r *room) abandoned() bool { return r.forgotten || r.sender != nil && r.sender.closed }
 
 // fail records the first cause of failure. Later ones are consequences. What was posted is
 // waited for; what was not is not posted any more.
@@ -235,7 +252,7 @@ func (r *room) unsettled() {
 	} else {
 		r.failure = unconfirmed
 	}
-	r.quarantined = true
+	r.release = quarantined
 	r.m.stats.unsettled.Add(1)
 	r.m.stats.quarantined.Add(1)
 	r.end(nixlkv.Failed)
@@ -289,6 +306,9 @@ const (
 	abortedHere     = "Aborted by AbortReq."
 )
 
+// errAbortedThere: a decode ended the room.
+var errAbortedThere = fmt.Errorf("%w: %s", nixlkv.ErrAborted, abortedByDecode)
+
 // aborted takes an abort of a decode. ack is what it is owed, nil if it wants none.
 func (r *room) aborted(a *wire.Abort, ack *ackTarget) {
 	if ack != nil && !slices.Contains(r.acks, ack) {
@@ -306,8 +326,7 @@ func (r *room) aborted(a *wire.Abort, ack *ackTarget) {
 		r.asker.gaveUp = true
 	}
 	if !r.status.Ended() {
-		r.abortedThere = true
-		r.fail(fmt.Errorf("%w: %s", nixlkv.ErrAborted, abortedByDecode))
+		r.fail(errAbortedThere)
 	}
 	r.quiesce()
 }
