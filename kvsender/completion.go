@@ -3,9 +3,11 @@ package kvsender
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
+	"github.com/nixlkv/nixlkv"
 	"github.com/nixlkv/nixlkv/nixl"
 )
 
@@ -15,6 +17,8 @@ type flight struct {
 	room *room
 	dest *dest
 	what string // for errors: "KV", "aux", "state"
+	made time.Time
+	late bool // its room was failed for it
 }
 
 // landing waits for everything that was posted: one loop asks for the status of all in one
@@ -57,6 +61,7 @@ func (l *landing) run() {
 		statuses  []nixl.Status
 		pause     = minLandingPause
 		timer     = time.NewTimer(time.Hour)
+		overdue   = time.Now()
 		stopping  bool
 	)
 	defer timer.Stop()
@@ -115,6 +120,10 @@ func (l *landing) run() {
 		if kept == 0 {
 			continue
 		}
+		if now := time.Now(); now.After(overdue) {
+			l.overdue(flights, now)
+			overdue = now.Add(l.m.cfg.transferTimeout / overdueLooks)
+		}
 		timer.Reset(pause)
 		select {
 		case <-timer.C:
@@ -125,13 +134,33 @@ func (l *landing) run() {
 	}
 }
 
+// overdueLooks is how often within the transfer timeout it is looked for writes beyond it.
+const overdueLooks = 16
+
+// overdue fails the rooms whose writes have not settled in time, and has their decodes looked at.
+// The writes stay in flight, and the room holds its decodes' memory until they settle.
+func (l *landing) overdue(flights []*flight, now time.Time) {
+	timeout := l.m.cfg.transferTimeout
+	for _, f := range flights {
+		if f.late || now.Sub(f.made) < timeout {
+			continue
+		}
+		f.late = true
+		d := f.dest
+		f.room.mu.Lock()
+		f.room.fail(d.failed(f.what, fmt.Errorf("%w: not settled after %v", nixlkv.ErrTimeout, timeout)))
+		f.room.mu.Unlock()
+		l.m.peers.look(d.meta.Agent, d.meta.From.String())
+	}
+}
+
 // flight gives a flight to use, new or used before.
 func (m *Manager) flight(r *room, d *dest, what string) *flight {
 	f, _ := m.flights.Get().(*flight)
 	if f == nil {
 		f = &flight{t: m.agent.NewTransfer()}
 	}
-	f.room, f.dest, f.what = r, d, what
+	f.room, f.dest, f.what, f.made, f.late = r, d, what, time.Now(), false
 	return f
 }
 

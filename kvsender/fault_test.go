@@ -293,3 +293,33 @@ func TestMetadataThatVanish(t *testing.T) {
 		p.again(t, 8)
 	})
 }
+
+// A write that does not settle in time fails its room, for its caller only: it may still land. What
+// a caller takes between two chunks counts for nothing.
+func TestTransferTimeout(t *testing.T) {
+	const timeout = 2 * time.Second
+	eachFaulty(t, func(t *testing.T, p *faulty) {
+		idle := p.bootstrapped(t, 9, p.d)
+		ok(t, idle.Send(nil))
+		stall := p.faults.Add(faultengine.Rule{On: faultengine.Writes, Do: faultengine.Late, Skip: 1, Times: 1})
+		s := p.begin(t, 7)
+		ok(t, stall.Wait(within(t), 1))
+		wantFailure(t, s, nil, nixlkv.ErrReleaseUnconfirmed, "aux transfer")
+		if err := s.Err(); !errors.Is(err, nixlkv.ErrTimeout) {
+			t.Error(err)
+		}
+		p.silent(t, 7)
+		if got := p.m.Stats(); got.Quarantined != 1 || got.Agent.InFlight != 1 {
+			t.Errorf("in quarantine: %+v", got)
+		}
+		ok(t, idle.Finish([]int32{3}, nil))
+		ok(t, idle.Wait(within(t)))
+		ok(t, idle.Close())
+		p.d.status(9)
+		stall.Release()
+		if x := p.d.status(7); x.Status != wire.PollFailed {
+			t.Errorf("told %+v", x)
+		}
+		p.transfer(t, 7)
+	}, WithTransferTimeout(timeout), WithSettleTimeout(50*time.Millisecond))
+}

@@ -81,12 +81,15 @@ func (l Limits) control() control.Limits {
 	}
 }
 
-// The times of SGLang (sglang/srt/environ.py, SGLANG_DISAGGREGATION_…).
+// The times of SGLang (sglang/srt/environ.py, SGLANG_DISAGGREGATION_…), where it has them. Its
+// prefill waits for a transfer for ever; 300 s is how long its decode waits for a room.
 const (
 	DefaultBootstrapTimeout = 300 * time.Second
+	DefaultTransferTimeout  = 300 * time.Second
 	DefaultSettleTimeout    = 5 * time.Second
 	DefaultWorkers          = 4
 	DefaultCloseTimeout     = 10 * time.Second
+	DefaultPeerExpiry       = 10 * time.Minute
 )
 
 type config struct {
@@ -106,7 +109,9 @@ type config struct {
 	allCPRanks       bool
 	log              *zap.Logger
 	bootstrapTimeout time.Duration
+	transferTimeout  time.Duration
 	settleTimeout    time.Duration
+	peerExpiry       time.Duration
 	probeTimeout     time.Duration // of the first connection to a peer
 	closeTimeout     time.Duration
 	workers          int
@@ -128,7 +133,9 @@ func defaultConfig() config {
 		host:             "127.0.0.1",
 		log:              zap.NewNop(),
 		bootstrapTimeout: DefaultBootstrapTimeout,
+		transferTimeout:  DefaultTransferTimeout,
 		settleTimeout:    DefaultSettleTimeout,
+		peerExpiry:       DefaultPeerExpiry,
 		probeTimeout:     probeTimeout,
 		closeTimeout:     DefaultCloseTimeout,
 		workers:          DefaultWorkers,
@@ -142,8 +149,11 @@ func (c *config) validate() error {
 		return fmt.Errorf("kvsender: allowed peers: %w", c.trustErr)
 	case c.workers < 1 || c.workers > 256:
 		return fmt.Errorf("kvsender: %d workers, want 1 to 256", c.workers)
-	case c.bootstrapTimeout <= 0 || c.settleTimeout <= 0 || c.closeTimeout <= 0:
-		return fmt.Errorf("kvsender: timeouts must be positive: bootstrap %v, settle %v, close %v", c.bootstrapTimeout, c.settleTimeout, c.closeTimeout)
+	case min(c.bootstrapTimeout, c.transferTimeout, c.settleTimeout, c.closeTimeout) <= 0:
+		return fmt.Errorf("kvsender: timeouts must be positive: bootstrap %v, transfer %v, settle %v, close %v",
+			c.bootstrapTimeout, c.transferTimeout, c.settleTimeout, c.closeTimeout)
+	case c.peerExpiry < time.Millisecond:
+		return fmt.Errorf("kvsender: peers expire after %v, want 1 ms at least", c.peerExpiry)
 	case c.port < 0 || c.port > 65535:
 		return fmt.Errorf("kvsender: port %d", c.port)
 	case c.policy != bootstrap.EarlyAllocation && c.policy != bootstrap.PrefillCompleteAllocation:
@@ -233,10 +243,22 @@ func WithBootstrapTimeout(d time.Duration) Option {
 	return func(c *config) { c.bootstrapTimeout = d }
 }
 
+// WithTransferTimeout bounds the time from posting a write until it has settled: over a network
+// that has gone silent NIXL may never settle it. Its room then fails with nixlkv.ErrTimeout, and
+// after the settle timeout with nixlkv.ErrReleaseUnconfirmed around that. How long the caller
+// takes between Begin and Finish is not bounded.
+func WithTransferTimeout(d time.Duration) Option { return func(c *config) { c.transferTimeout = d } }
+
 // WithSettleTimeout bounds the time that a failed room waits for its writes to settle
 // before its sender is told, with nixlkv.ErrReleaseUnconfirmed. The decode is told only
 // when they have settled.
 func WithSettleTimeout(d time.Duration) Option { return func(c *config) { c.settleTimeout = d } }
+
+// WithPeerExpiry sets when a decode that cannot be sent to is forgotten: after that long without a
+// message or room of it. One that is idle is looked at meanwhile, whether it still answers. A decode
+// whose network was away for longer has to register again, which SGLang's decodes do when their
+// heartbeat has failed, and this library's when they connect again.
+func WithPeerExpiry(d time.Duration) Option { return func(c *config) { c.peerExpiry = d } }
 
 // WithCloseTimeout bounds Manager.Close.
 func WithCloseTimeout(d time.Duration) Option { return func(c *config) { c.closeTimeout = d } }

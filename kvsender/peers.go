@@ -79,6 +79,8 @@ func newPeerTable(m *Manager) (*peerTable, error) {
 func (t *peerTable) load() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
+	sweeps := time.NewTicker(t.m.cfg.peerExpiry / expiryLooks)
+	defer sweeps.Stop()
 	for {
 		var tick <-chan time.Time
 		if pause := t.probes.look(time.Now()); pause > 0 {
@@ -94,6 +96,8 @@ func (t *peerTable) load() {
 				return
 			}
 			job()
+		case <-sweeps.C:
+			t.sweep()
 		case <-tick:
 		}
 	}
