@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/testkit/spawn"
 )
 
 // The tests in this file run SGLang's own bootstrap code (testdata/sglang/driver.py) against
@@ -63,29 +64,12 @@ type driver struct {
 
 func startDriver(t *testing.T, python, src string) *driver {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	cmd := exec.CommandContext(ctx, python, "testdata/sglang/driver.py", src)
+	cmd := exec.Command(python, "testdata/sglang/driver.py", src)
 	cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1", "no_proxy=*")
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		defer cancel()
-		_ = in.Close()
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("driver: %v", err)
-		}
-	})
-	d := &driver{t: t, in: json.NewEncoder(in), out: bufio.NewScanner(out)}
+	p := spawn.Start(t, cmd)
+	p.Limit(t, 2*time.Minute)
+	t.Cleanup(func() { p.Finish(t, 10*time.Second) })
+	d := &driver{t: t, in: json.NewEncoder(p.Stdin), out: bufio.NewScanner(p.Stdout)}
 	d.read(nil)
 	return d
 }
