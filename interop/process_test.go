@@ -81,7 +81,7 @@ type process struct {
 func startRank(t *testing.T, env environment, by impl, dir, name string, c rankConfig) *process {
 	t.Helper()
 	if r := by.sglang; r != nil {
-		c.Source, c.Version = r.src, r.String()
+		c.Source, c.Version = r.Src, r.String()
 	}
 	b, err := json.Marshal(c)
 	if err != nil {
