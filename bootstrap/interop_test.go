@@ -3,54 +3,37 @@ package bootstrap
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/testkit/releases"
+	"github.com/nixlkv/nixlkv/internal/testkit/spawn"
 )
 
 // The tests in this file run SGLang's own bootstrap code (testdata/sglang/driver.py) against
 // this package, for every release found under SGLANG_SRC. PEER_PYTHON is a Python with aiohttp,
 // msgspec, numpy, psutil, pyzmq and requests.
 
-type release struct {
-	number int // 18 of 0.5.18
-	src    string
-}
-
-func sglangReleases(t *testing.T) (python string, found []release) {
+func sglangReleases(t *testing.T) (python string, found []releases.Release) {
 	t.Helper()
 	python, root := os.Getenv("PEER_PYTHON"), os.Getenv("SGLANG_SRC")
 	if python == "" || root == "" {
 		t.Skip("skip: PEER_PYTHON and SGLANG_SRC are not set, so SGLang is not there to be tested against")
 	}
-	entries, err := os.ReadDir(root)
+	found, err := releases.In(root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range entries {
-		src := filepath.Join(root, e.Name())
-		n, err := strconv.Atoi(strings.TrimPrefix(e.Name(), "0.5."))
-		if _, statErr := os.Stat(filepath.Join(src, "sglang")); err == nil && statErr == nil {
-			found = append(found, release{n, src})
-		}
-	}
-	if len(found) == 0 {
-		t.Fatalf("no release of SGLang in %s", root)
-	}
-	slices.SortFunc(found, func(a, b release) int { return cmp.Compare(a.number, b.number) })
 	return python, found
 }
 
@@ -63,29 +46,12 @@ type driver struct {
 
 func startDriver(t *testing.T, python, src string) *driver {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	cmd := exec.CommandContext(ctx, python, "testdata/sglang/driver.py", src)
+	cmd := exec.Command(python, "testdata/sglang/driver.py", src)
 	cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1", "no_proxy=*")
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		defer cancel()
-		_ = in.Close()
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("driver: %v", err)
-		}
-	})
-	d := &driver{t: t, in: json.NewEncoder(in), out: bufio.NewScanner(out)}
+	p := spawn.Start(t, cmd)
+	p.Limit(t, 2*time.Minute)
+	t.Cleanup(func() { p.Finish(t, 10*time.Second) })
+	d := &driver{t: t, in: json.NewEncoder(p.Stdin), out: bufio.NewScanner(p.Stdout)}
 	d.read(nil)
 	return d
 }
@@ -145,8 +111,8 @@ func (d *driver) topology(addr string, decode command) (ok bool, info map[string
 func TestSGLangAtOurServer(t *testing.T) {
 	python, found := sglangReleases(t)
 	for _, r := range found {
-		t.Run(fmt.Sprintf("0.5.%d", r.number), func(t *testing.T) {
-			d := startDriver(t, python, r.src)
+		t.Run(r.String(), func(t *testing.T) {
+			d := startDriver(t, python, r.Src)
 			for _, addr := range []string{"127.0.0.1:0", "[::1]:0"} {
 				t.Run(addr, func(t *testing.T) {
 					if addr[0] == '[' {
@@ -158,7 +124,7 @@ func TestSGLangAtOurServer(t *testing.T) {
 				})
 			}
 			d.t = t
-			sglangNewerKeys(t, d, r.number)
+			sglangNewerKeys(t, d, r.Minor)
 		})
 	}
 }
@@ -292,8 +258,8 @@ func sglangNewerKeys(t *testing.T, d *driver, number int) {
 func TestOurClientAtSGLangServer(t *testing.T) {
 	python, found := sglangReleases(t)
 	for _, r := range found {
-		t.Run(fmt.Sprintf("0.5.%d", r.number), func(t *testing.T) {
-			d := startDriver(t, python, r.src)
+		t.Run(r.String(), func(t *testing.T) {
+			d := startDriver(t, python, r.Src)
 			for _, host := range []string{"127.0.0.1", "::1"} {
 				t.Run(host, func(t *testing.T) {
 					if host == "::1" {
@@ -315,7 +281,7 @@ func TestOurClientAtSGLangServer(t *testing.T) {
 			d.t = t
 			var at struct{ Port int }
 			d.do("serve", command{"host": "127.0.0.1"}, &at)
-			ourClientConflicts(t, newClient(t, Endpoint{Host: "127.0.0.1", Port: at.Port}.String()), r.number)
+			ourClientConflicts(t, newClient(t, Endpoint{Host: "127.0.0.1", Port: at.Port}.String()), r.Minor)
 		})
 	}
 }
@@ -363,13 +329,13 @@ func ourClientConflicts(t *testing.T, c *Client, number int) {
 // TestGoldenVectorsAreSGLangs generates the golden vectors anew.
 func TestGoldenVectorsAreSGLangs(t *testing.T) {
 	python, found := sglangReleases(t)
-	if len(found) != 6 || found[0].number != 18 || found[5].number != 23 {
+	if len(found) != 6 || found[0].Minor != 18 || found[5].Minor != 23 {
 		t.Skip("skip: the vectors are of releases 0.5.18 to 0.5.23, which SGLANG_SRC does not hold, or not alone")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	dir := t.TempDir()
-	cmd := exec.CommandContext(ctx, python, "testdata/sglang/generate.py", filepath.Dir(found[0].src), dir)
+	cmd := exec.CommandContext(ctx, python, "testdata/sglang/generate.py", filepath.Dir(found[0].Src), dir)
 	cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

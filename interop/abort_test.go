@@ -36,9 +36,9 @@ const (
 
 func (by impl) acks() acks {
 	switch {
-	case by.sglang == nil || by.sglang.minor >= 22:
+	case by.sglang == nil || by.sglang.Minor >= 22:
 		return always
-	case by.sglang.minor >= 19:
+	case by.sglang.Minor >= 19:
 		return sometimes // 0.5.19 and 0.5.20 if they are asked to
 	}
 	return never
@@ -201,7 +201,7 @@ func (b *abortBench) wasGivenUp(t *testing.T, r *room, prefill, decode outcome) 
 	case decode.Status != "Failed" || decode.message == "" || prefill.Status != "Failed" && prefill.Status != "Success":
 		t.Errorf("room %d: %s at the prefill: %s; %s at the decode: %s", r.number, prefill.Status, prefill.message, decode.Status, decode.message)
 	}
-	if by := b.prefill.by.sglang; by != nil && by.minor < 22 {
+	if by := b.prefill.by.sglang; by != nil && by.Minor < 22 {
 		if decode.KV != digestOfNothing {
 			b.released(t, r)
 		}
@@ -240,7 +240,7 @@ func (b *abortBench) statusAtPrefill(t *testing.T, r *room) string {
 // second use of the number would find that one.
 func (b *abortBench) revived(t *testing.T, r *room) bool {
 	t.Helper()
-	if by := b.prefill.by.sglang; by == nil || by.minor >= 22 {
+	if by := b.prefill.by.sglang; by == nil || by.Minor >= 22 {
 		return false
 	}
 	status := b.statusAtPrefill(t, r)

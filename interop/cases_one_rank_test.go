@@ -96,7 +96,7 @@ func failures() []testCase {
 func told(reason string) func(release) want {
 	return func(decode release) want {
 		w := want{prefill: "Failed", prefillReason: reason, decode: "Failed", decodeReason: reason}
-		if !decode.readsStatus() {
+		if !readsStatus(decode) {
 			w.decode, w.decodeReason = "WaitingForInput", ""
 		}
 		return w

@@ -87,7 +87,7 @@ func checkSetup(t *testing.T, s *setup) {
 // TestGoldenIsThere: every case has an answer for every release, and every answer a case.
 func TestGoldenIsThere(t *testing.T) {
 	for minor := 18; minor <= 23; minor++ {
-		r := release{minor: minor}
+		r := release{Minor: minor}
 		book, err := loadAnswers(r)
 		if err != nil {
 			t.Fatal(err)
@@ -124,7 +124,7 @@ func TestGoldenIsThere(t *testing.T) {
 func TestReleasesAgree(t *testing.T) {
 	first := answerBook{}
 	for minor := 18; minor <= 23; minor++ {
-		book, err := loadAnswers(release{minor: minor})
+		book, err := loadAnswers(release{Minor: minor})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -145,7 +145,7 @@ func TestReleasesAgree(t *testing.T) {
 // with: what SGLang's pairs have told is what their cases say, not what this harness makes
 // of them. The digests are those of Python's hashlib over the slots of plain/equal_tp.
 func TestGoldenIsThePattern(t *testing.T) {
-	right, err := rightAnswer(release{minor: 18}, "plain", "equal_tp")
+	right, err := rightAnswer(release{Minor: 18}, "plain", "equal_tp")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,10 @@
 package interop
 
-import "maps"
+import (
+	"maps"
+
+	"github.com/nixlkv/nixlkv/internal/testkit/netns"
+)
 
 // rankConfig is the configuration of one rank, as examples/kvpeer documents it.
 type rankConfig struct {
@@ -23,7 +27,7 @@ type rankConfig struct {
 	Source  string `json:"sglang_src,omitempty"`
 	Version string `json:"version,omitempty"`
 
-	network string // process in whose network namespace the rank runs; "": that of the tests
+	host *netns.Host // on which the rank runs; nil: that of the tests
 }
 
 type kvConfig struct {

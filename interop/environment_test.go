@@ -1,32 +1,25 @@
 package interop
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"testing"
 
+	"github.com/nixlkv/nixlkv/internal/testkit/releases"
 	"github.com/nixlkv/nixlkv/nixl"
 )
 
 // release is a release of SGLang.
-type release struct {
-	minor int    // 18 of 0.5.18
-	src   string // folder that holds sglang
-}
+type release = releases.Release
 
-func (r release) String() string { return fmt.Sprintf("0.5.%d", r.minor) }
-
-// readsStatus says whether its decode reads KV_STATUS, by which a prefill tells that a room
-// has failed. Earlier ones wait until their patience ends.
-func (r release) readsStatus() bool { return r.minor >= 20 }
+// readsStatus says whether a release's decode reads KV_STATUS, by which a prefill tells that a
+// room has failed. Earlier ones wait until their patience ends.
+func readsStatus(r release) bool { return r.Minor >= 20 }
 
 // environment is what the tests need and the machine has.
 type environment struct {
@@ -85,7 +78,7 @@ var theEnvironment = sync.OnceValues(func() (environment, error) {
 	if err != nil {
 		return env, err
 	}
-	if env.releases, err = findReleases(root); err != nil {
+	if env.releases, err = releases.In(root); err != nil {
 		return env, err
 	}
 	env.kvpeer, err = kvpeer()
@@ -106,28 +99,7 @@ var theLibrary = sync.OnceValue(func() error {
 
 // only gives those releases of some numbers that are there.
 func (e environment) only(minors ...int) []release {
-	return slices.DeleteFunc(slices.Clone(e.releases), func(r release) bool { return !slices.Contains(minors, r.minor) })
-}
-
-// findReleases lists the releases in a folder, which call them 0.5.18 or 18.
-func findReleases(root string) ([]release, error) {
-	entries, err := os.ReadDir(root)
-	if err != nil {
-		return nil, err
-	}
-	var found []release
-	for _, e := range entries {
-		src := filepath.Join(root, e.Name())
-		minor, err := strconv.Atoi(strings.TrimPrefix(e.Name(), "0.5."))
-		if _, statErr := os.Stat(filepath.Join(src, "sglang")); err == nil && statErr == nil {
-			found = append(found, release{minor, src})
-		}
-	}
-	if len(found) == 0 {
-		return nil, fmt.Errorf("no release of SGLang in %s", root)
-	}
-	slices.SortFunc(found, func(a, b release) int { return cmp.Compare(a.minor, b.minor) })
-	return found, nil
+	return slices.DeleteFunc(slices.Clone(e.releases), func(r release) bool { return !slices.Contains(minors, r.Minor) })
 }
 
 // kvpeer builds the program once for all tests, with the race detector if they have it.

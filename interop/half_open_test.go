@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nixlkv/nixlkv/internal/testkit/netns"
 	"github.com/nixlkv/nixlkv/nixl"
 )
 
@@ -22,15 +23,15 @@ func TestHalfOpen(t *testing.T) {
 
 func testHalfOpen(t *testing.T, engine nixl.Kind, params string) {
 	env, by := needEngine(t, engine), golang(engine)
-	n := newNetwork(t)
-	at := func(c rankConfig, where, ip string) rankConfig {
-		c.network, c.Host, c.HostIP = where, ip, ip
-		return c.env(envNIXLParams, strings.ReplaceAll(params, "IP", ip)).env(envHeartbeat, "2").env(envReleaseTimeout, "2").
-			env("UCX_TLS", "tcp").env("UCX_NET_DEVICES", cable) // they share a host, and with it memory
+	n := netns.New(t, "unshare")
+	at := func(c rankConfig, h *netns.Host) rankConfig {
+		c.host, c.Host, c.HostIP = h, h.IP, h.IP
+		return c.env(envNIXLParams, strings.ReplaceAll(params, "IP", h.IP)).env(envHeartbeat, "2").env(envReleaseTimeout, "2").
+			env("UCX_TLS", "tcp").env("UCX_NET_DEVICES", netns.Device) // they share a host, and with it memory
 	}
 	base := plain().prefill[0]
-	far := &setup{name: "far", prefill: oneRank(at(base, n.near, nearIP)), decode: oneRank(at(base, n.far, farIP))}
-	near := &setup{name: "near", prefill: far.prefill, decode: oneRank(at(base, n.near, nearIP))}
+	far := &setup{name: "far", prefill: oneRank(at(base, n.Near)), decode: oneRank(at(base, n.Far))}
+	near := &setup{name: "near", prefill: far.prefill, decode: oneRank(at(base, n.Near))}
 	p := startPair(t, env, far, by, by)
 	q := p.prefill.startDecode(t, near, by)
 	p.succeeds(t, aRoom(1, 0, 0))
@@ -39,7 +40,7 @@ func testHalfOpen(t *testing.T, engine nixl.Kind, params string) {
 	lost := aRoom(3, 10, 500*time.Millisecond)
 	p.begin(t, lost)
 	p.bootstrapped(t, ctx, &lost.rooms[0])
-	n.cut(t)
+	n.Far.RemoveIP(t)
 	for i := range 10 {
 		q.succeeds(t, aRoom(uint64(100+i), int32(10+2*i), 0))
 	}
@@ -58,7 +59,7 @@ func testHalfOpen(t *testing.T, engine nixl.Kind, params string) {
 		t.Errorf("the release of pages that nobody can answer for: %+v, %v", released, err)
 	}
 	q.succeeds(t, aRoom(200, 40, 0))
-	n.mend(t)
+	n.Far.AddIP(t)
 	// The first rooms may meet what is left of the broken connections.
 	for number := uint64(300); ; number++ {
 		c := aRoom(number, 20, 0)

@@ -21,7 +21,7 @@ func (i impl) String() string {
 
 // thisLibrary stands for this library where a release is asked for: what the decode of the newest
 // release listens to, this one does too.
-var thisLibrary = release{minor: 23}
+var thisLibrary = release{Minor: 23}
 
 // standsFor gives the release whose decode listens to the same.
 func (i impl) standsFor() release {

@@ -10,13 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/nixlkv/nixlkv/internal/testkit/spawn"
 )
 
 const (
@@ -63,10 +63,9 @@ func (e event) about(room uint64) bool { return e.Room == nil || *e.Room == room
 
 // process is a rank, as a process of its own.
 type process struct {
+	proc   *spawn.Process
 	name   string
-	ours   bool // this library's, not SGLang's
-	cmd    *exec.Cmd
-	stdin  io.WriteCloser
+	ours   bool          // this library's, not SGLang's
 	log    string        // path
 	exited chan struct{} // closed when the process has ended and everything it told is here
 
@@ -82,7 +81,7 @@ type process struct {
 func startRank(t *testing.T, env environment, by impl, dir, name string, c rankConfig) *process {
 	t.Helper()
 	if r := by.sglang; r != nil {
-		c.Source, c.Version = r.src, r.String()
+		c.Source, c.Version = r.Src, r.String()
 	}
 	b, err := json.Marshal(c)
 	if err != nil {
@@ -94,17 +93,17 @@ func startRank(t *testing.T, env environment, by impl, dir, name string, c rankC
 	}
 	p := &process{name: fmt.Sprintf("%s (%v)", name, by), ours: by.sglang == nil, log: filepath.Join(dir, name+".log"),
 		exited: make(chan struct{}), changed: make(chan struct{})}
-	if p.ours {
-		p.cmd = exec.Command(env.kvpeer, "-engine", by.engine.String(), path)
-	} else {
-		p.cmd = exec.Command(env.python, "../testdata/peer/sglang_peer.py", path)
+	args := []string{env.kvpeer, "-engine", by.engine.String(), path}
+	if !p.ours {
+		args = []string{env.python, "../testdata/peer/sglang_peer.py", path}
 	}
-	if c.network != "" {
+	cmd := exec.Command(args[0], args[1:]...)
+	if c.host != nil {
 		// UCX finds network devices in /sys, which shows those of the namespace that mounted it.
-		p.cmd = exec.Command("nsenter", append([]string{"-t", c.network, "--net", "unshare", "--mount",
-			"sh", "-c", `mount -t sysfs none /sys && exec "$@"`, "sh"}, p.cmd.Args...)...)
+		cmd = c.host.Command(append([]string{"unshare", "--mount",
+			"sh", "-c", `mount -t sysfs none /sys && exec "$@"`, "sh"}, args...)...)
 	}
-	p.cmd.Env = append(os.Environ(),
+	cmd.Env = append(os.Environ(),
 		// Proxies are for the world outside; SGLang would ask them for its neighbours.
 		"no_proxy=*", "NO_PROXY=*",
 		// Each module is compiled once for all ranks, and not beside its source.
@@ -112,54 +111,32 @@ func startRank(t *testing.T, env environment, by impl, dir, name string, c rankC
 		// The race detector sleeps for a second before a program exits, for reports to come; the
 		// goroutines of kvpeer have ended by then.
 		"GORACE="+strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=0"))
-	if err := p.start(); err != nil {
+	log, err := os.Create(p.log)
+	if err != nil {
 		t.Fatal(err)
 	}
+	defer log.Close()
+	cmd.Stderr = log
+	p.proc = spawn.Start(t, cmd)
+	go p.read()
 	t.Cleanup(func() { p.end(t) })
 	return p
 }
 
-// start starts the process, and a goroutine that reads its events until it ends. The system
-// kills the process when that goroutine's thread ends, which is locked for as long: a test
-// that panics or is killed leaves nothing behind.
-func (p *process) start() error {
-	log, err := os.Create(p.log)
-	if err != nil {
-		return err
-	}
-	p.cmd.Stderr = log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
-		return err
-	}
-	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	started := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		defer log.Close()
-		err := p.cmd.Start()
-		started <- err
-		if err != nil {
-			return
+// read reads the process's events until it ends.
+func (p *process) read() {
+	lines := bufio.NewScanner(p.proc.Stdout)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var e event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			e = event{Event: "exception", Error: "no event", Message: lines.Text()}
 		}
-		lines := bufio.NewScanner(out)
-		lines.Buffer(nil, 1<<20)
-		for lines.Scan() {
-			var e event
-			if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-				e = event{Event: "exception", Error: "no event", Message: lines.Text()}
-			}
-			p.told(e)
-		}
-		_, _ = io.Copy(io.Discard, out)
-		_ = p.cmd.Wait() // the exit code is in ProcessState
-		close(p.exited)
-	}()
-	return <-started
+		p.told(e)
+	}
+	_, _ = io.Copy(io.Discard, p.proc.Stdout)
+	<-p.proc.Exited
+	close(p.exited)
 }
 
 func (p *process) told(e event) {
@@ -177,7 +154,7 @@ func (p *process) tell(t *testing.T, command map[string]any) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.stdin.Write(append(b, '\n')); err != nil {
+	if _, err := p.proc.Stdin.Write(append(b, '\n')); err != nil {
 		t.Fatalf("%s does not take commands: %v", p.name, err)
 	}
 }
@@ -196,7 +173,7 @@ func (p *process) take(ctx context.Context, what string, wanted func(event) bool
 		}
 		p.mu.Unlock()
 		if ended {
-			return event{}, fmt.Errorf("%s ended (%v) before it told %s", p.name, p.cmd.ProcessState, what)
+			return event{}, fmt.Errorf("%s ended (%v) before it told %s", p.name, p.proc.State(), what)
 		}
 		select {
 		case <-changed:
@@ -284,8 +261,8 @@ func exitAll(t *testing.T, ranks ...*process) {
 		case <-late:
 			t.Fatalf("%s has not exited after %v", p.name, exitPatience)
 		}
-		if code := p.cmd.ProcessState.ExitCode(); code != 0 {
-			t.Errorf("%s exited with %v", p.name, p.cmd.ProcessState)
+		if code := p.proc.State().ExitCode(); code != 0 {
+			t.Errorf("%s exited with %v", p.name, p.proc.State())
 		}
 	}
 }
@@ -303,25 +280,19 @@ func (p *process) hasEnded() bool {
 // pause stops the process where it is, until the function that it gives is called.
 func (p *process) pause(t *testing.T) (resume func()) {
 	t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	return func() {
-		if err := p.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-			t.Error(err)
-		}
-	}
+	p.proc.Stop(t)
+	return func() { p.proc.Continue(t) }
 }
 
 // kill ends the rank without asking it.
 func (p *process) kill() {
-	_ = p.cmd.Process.Kill() // fails if it has ended
+	p.proc.Kill()
 	<-p.exited
 }
 
 // end kills what has not exited, and shows the end of the log if the test has failed.
 func (p *process) end(t *testing.T) {
-	_ = p.stdin.Close()
+	_ = p.proc.Stdin.Close()
 	p.kill()
 	if !t.Failed() {
 		return

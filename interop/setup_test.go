@@ -32,7 +32,7 @@ type setup struct {
 
 // of says whether a release's own pair can do it.
 func (s *setup) of(r release) bool {
-	return s.own() && r.minor >= s.since && (s.until == 0 || r.minor <= s.until)
+	return s.own() && r.Minor >= s.since && (s.until == 0 || r.Minor <= s.until)
 }
 
 // obstacle says what keeps a prefill and a decode from it, or nothing.
@@ -47,9 +47,9 @@ func (s *setup) obstacle(prefill, decode impl) string {
 
 // nearest gives the release that is nearest to one and whose own pair can do it.
 func (s *setup) nearest(r release) release {
-	r.minor = max(r.minor, s.since)
+	r.Minor = max(r.Minor, s.since)
 	if s.until != 0 {
-		r.minor = min(r.minor, s.until)
+		r.Minor = min(r.Minor, s.until)
 	}
 	return r
 }

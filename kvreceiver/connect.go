@@ -183,8 +183,8 @@ func connectError(err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	for _, told := range []error{nixlkv.ErrNotReady, nixlkv.ErrPeerLost, nixlkv.ErrTimeout, nixlkv.ErrSendBlocked} {
-		if errors.Is(err, told) {
+	for _, sentinel := range []error{nixlkv.ErrNotReady, nixlkv.ErrPeerLost, nixlkv.ErrTimeout, nixlkv.ErrSendBlocked} {
+		if errors.Is(err, sentinel) {
 			return err
 		}
 	}

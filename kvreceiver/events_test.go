@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/changes"
 	"github.com/nixlkv/nixlkv/nixl"
 )
 
@@ -115,11 +116,11 @@ func TestPollFromManyGoroutines(t *testing.T) {
 // A manager that nobody polls keeps few of the rooms that have ended.
 func TestNobodyPolls(t *testing.T) {
 	q := newPair(t, openEngine(t, nixl.Embedded), shape{})
-	const n = unpolledRooms + 10
+	const n = changes.Unpolled + 10
 	for id := range nixlkv.Room(n) {
 		ok(t, q.open(id).Close())
 	}
-	if events, complete := q.m.Poll(nil); len(events) != unpolledRooms || complete {
+	if events, complete := q.m.Poll(nil); len(events) != changes.Unpolled || complete {
 		t.Errorf("%d events, complete %v", len(events), complete)
 	}
 	for id := range nixlkv.Room(n) {

@@ -1,17 +1,11 @@
 package kvreceiver
 
 import (
-	"os"
 	"strings"
 	"testing"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/nixlkv/nixlkv"
-	"github.com/nixlkv/nixlkv/internal/cgo"
-	"github.com/nixlkv/nixlkv/internal/embedded"
-	"github.com/nixlkv/nixlkv/internal/engine"
 	"github.com/nixlkv/nixlkv/internal/faultengine"
 	"github.com/nixlkv/nixlkv/nixl"
 )
@@ -20,20 +14,7 @@ import (
 func eachFaulty(t *testing.T, f func(t *testing.T, e *nixl.Engine, faults *faultengine.Engine)) {
 	for _, k := range []nixl.Kind{nixl.Embedded, nixl.Native} {
 		t.Run(k.String(), func(t *testing.T) {
-			var raw engine.Engine = embedded.New()
-			if k == nixl.Native {
-				lib, err := cgo.Open(cgo.Options{})
-				if err != nil {
-					if os.Getenv(cgo.EnvLibrary) == "" {
-						t.Skip("skip: no NIXL library on this machine; make test fetches one")
-					}
-					t.Fatal(err)
-				}
-				raw = lib
-			}
-			faults := faultengine.New(raw)
-			e := nixl.OpenOver(faults, k, zap.NewNop())
-			closeEngine(t, e)
+			e, faults := faultengine.Open(t, k)
 			f(t, e, faults)
 		})
 	}

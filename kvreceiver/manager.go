@@ -17,6 +17,7 @@ import (
 	"github.com/nixlkv/nixlkv"
 	"github.com/nixlkv/nixlkv/bootstrap"
 	"github.com/nixlkv/nixlkv/hostmem"
+	"github.com/nixlkv/nixlkv/internal/changes"
 	"github.com/nixlkv/nixlkv/internal/control"
 	"github.com/nixlkv/nixlkv/internal/ratelog"
 	"github.com/nixlkv/nixlkv/internal/wire"
@@ -58,11 +59,7 @@ type Manager struct {
 	abandoned int           // rooms that were not released in time
 	idle      chan struct{} // closed once closing and no room is live
 
-	changedMu    sync.Mutex
-	changedRooms []*room
-	changedSpare []*room
-	changedLost  bool
-	polled       bool
+	changed *changes.List[*room] // for Poll
 
 	listening chan struct{}   // closed once ctl is set, or will not be
 	ctx       context.Context // ends when closing begins
@@ -96,6 +93,7 @@ func NewManager(ctx context.Context, layout *registry.Layout, opts ...Option) (*
 		prefills:  map[string]*prefill{},
 		rooms:     map[nixlkv.Room]*room{},
 		lingering: map[nixlkv.Room][]*room{},
+		changed:   changes.New[*room](cfg.limits.DoneRooms),
 		idle:      make(chan struct{}),
 		listening: make(chan struct{}),
 		closed:    make(chan struct{}),

@@ -34,7 +34,7 @@ type prefill struct {
 // the ranks of further DP groups are added under the prefill's lock.
 type group struct {
 	topology bootstrap.Topology
-	ranks    bootstrap.RankMap
+	mapping  bootstrap.RankMap
 	targets  map[int][]target // by DP rank
 }
 
@@ -113,11 +113,11 @@ func (p *prefill) askTopology(ctx context.Context) (*group, error) {
 		return nil, fmt.Errorf("%w: %s requires peer attention TP1/CP1/PP1, found TP%d/CP%d/PP%d",
 			nixlkv.ErrTopology, p.m.cfg.policy, t.AttnTPSize, t.AttnCPSize, t.PPSize)
 	}
-	ranks, err := bootstrap.MapRanks(t, p.m.decode.Geometry)
+	mapping, err := bootstrap.MapRanks(t, p.m.decode.Geometry)
 	if err != nil {
 		return nil, err
 	}
-	return &group{topology: t, ranks: ranks, targets: map[int][]target{}}, nil
+	return &group{topology: t, mapping: mapping, targets: map[int][]target{}}, nil
 }
 
 // The pause between two questions for a room's DP rank, which the prefill registers when it
@@ -134,11 +134,11 @@ func (p *prefill) dpRank(ctx context.Context, g *group, room nixlkv.Room, given 
 		return rank, err
 	}
 	for pause := minQueryPause; ; pause = min(2*pause, maxQueryPause) {
-		ranks, err := p.client.QueryDPRanks(ctx, []nixlkv.Room{room})
+		found, err := p.client.QueryDPRanks(ctx, []nixlkv.Room{room})
 		if err != nil {
 			return 0, fmt.Errorf("asking for the DP rank of room %d: %w", room, err)
 		}
-		if rank, ok := ranks[room]; ok {
+		if rank, ok := found[room]; ok {
 			if rank < 0 || rank >= max(g.topology.DPSize, 1) {
 				return 0, fmt.Errorf("%w: room %d is at DP rank %d of %d", nixlkv.ErrNoSuchRank, room, rank, g.topology.DPSize)
 			}
@@ -156,8 +156,8 @@ func (p *prefill) dpRank(ctx context.Context, g *group, room nixlkv.Room, given 
 func (p *prefill) targets(ctx context.Context, g *group, dp int) (found []target, err error) {
 	there := func() bool { found = g.targets[dp]; return found != nil }
 	err = p.ask(ctx, there, func() error {
-		asked := make([]target, 0, len(g.ranks.Targets))
-		for _, t := range g.ranks.Targets {
+		asked := make([]target, 0, len(g.mapping.Targets))
+		for _, t := range g.mapping.Targets {
 			at, err := p.client.Rank(ctx, t.In(dp))
 			if err == nil {
 				var to control.Endpoint

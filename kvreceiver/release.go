@@ -76,7 +76,7 @@ func (r *room) abortSent(t *roomTarget, generation, over uint64, err error) {
 		t.detour = t.told && over != t.generation && !t.detour
 		t.abortOver = over
 	case generation != t.abort || !r.awaits(t):
-		r.m.stats.untold.Add(1)
+		r.m.stats.abortsUntold.Add(1)
 	default:
 		r.m.warn.Warn("could not tell a prefill of an abort yet", zap.Stringer("rank", t.to), zap.Uint64("room", uint64(r.id)), zap.Error(err))
 		time.AfterFunc(abortRetry, func() { r.abortAgain(t, generation) })

@@ -122,9 +122,9 @@ func (r *room) fail(cause error) {
 // transferError gives the room's error for its caller.
 func (r *room) transferError(cause error) *KVTransferError {
 	e := &KVTransferError{Room: r.id, Reason: cause.Error(), Peer: r.prefill.addr, Cause: cause}
-	var told *KVTransferError
-	if errors.As(cause, &told) {
-		*e = *told
+	var given *KVTransferError
+	if errors.As(cause, &given) {
+		*e = *given
 		e.Room, e.Peer = r.id, r.prefill.addr
 	}
 	if len(e.Ranks) == 0 {
@@ -185,7 +185,7 @@ func (r *room) flush() {
 			components = append(components, i)
 		}
 	}
-	r.track = newTracker(r.ranks, r.group.ranks.Responses, components, trackerLimits{
+	r.track = newTracker(r.ranks, r.group.mapping.Responses, components, trackerLimits{
 		chunks: r.m.cfg.limits.Chunks,
 		parts:  len(r.m.layout.KV) + 1,
 	})
@@ -214,7 +214,7 @@ func (r *room) metadata() (frames, dummies [][]byte, err error) {
 	d := &r.dest
 	meta := wire.Metadata{
 		Room: r.id, From: r.m.self, Agent: r.m.agent.Name(), KVIndices: d.Pages, AuxIndex: d.Aux.slot,
-		Destinations: r.group.ranks.Destinations, StateIndices: d.State, Prefix: d.Prefix,
+		Destinations: r.group.mapping.Destinations, StateIndices: d.State, Prefix: d.Prefix,
 	}
 	var enc, dummyEnc wire.Encoder // let go with the frames, which stay queued
 	if frames, err = enc.Metadata(&meta); err != nil {
@@ -341,7 +341,7 @@ func (r *room) expire(n int) {
 	}
 	progress := ""
 	if r.track != nil {
-		progress = fmt.Sprintf(": %d of %d prefill ranks have told success, notifications are complete from %d", r.track.told, r.track.need, r.track.sourcesDone())
+		progress = fmt.Sprintf(": %d of %d prefill ranks have told success, notifications are complete from %d", r.track.done, r.track.need, r.track.sourcesDone())
 	}
 	r.fail(fmt.Errorf("%w: Request %d timed out after %gs in KVPoll.WaitingForInput%s", nixlkv.ErrTimeout, r.id, r.m.cfg.waitingTimeout.Seconds(), progress))
 }

@@ -9,11 +9,11 @@ import (
 )
 
 type counters struct {
-	notifications, statuses, acks          atomic.Uint64
-	refused, dropped, unknown, ignored     atomic.Uint64
-	registrations, aborts, untold, losses  atomic.Uint64
-	missed, unconfirmed, succeeded, failed atomic.Uint64
-	untrusted                              atomic.Uint64
+	notifications, statuses, acks               atomic.Uint64
+	refused, dropped, unknown, ignored          atomic.Uint64
+	registrations, aborts, abortsUntold, losses atomic.Uint64
+	missed, unconfirmed, succeeded, failed      atomic.Uint64
+	untrusted                                   atomic.Uint64
 }
 
 func (c *counters) ended(s nixlkv.Status) {
@@ -59,7 +59,7 @@ func (m *Manager) Stats() Stats {
 	s := Stats{
 		Notifications: c.notifications.Load(), Statuses: c.statuses.Load(), AbortAcks: c.acks.Load(),
 		Refused: c.refused.Load(), Dropped: c.dropped.Load(), Untrusted: c.untrusted.Load(), Unknown: c.unknown.Load(), Ignored: c.ignored.Load(),
-		Registrations: c.registrations.Load(), Aborts: c.aborts.Load(), Untold: c.untold.Load(), Losses: c.losses.Load(),
+		Registrations: c.registrations.Load(), Aborts: c.aborts.Load(), Untold: c.abortsUntold.Load(), Losses: c.losses.Load(),
 		Missed: c.missed.Load(), Unconfirmed: c.unconfirmed.Load(), SilencedLogs: m.warn.Suppressed(),
 		Succeeded: c.succeeded.Load(), Failed: c.failed.Load(),
 		Agent: m.agent.Stats(), Control: m.ctl.Stats(),

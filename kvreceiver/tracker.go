@@ -27,7 +27,7 @@ type tracker struct {
 	limits     trackerLimits
 
 	ranks   []rankProgress
-	told    int // ranks that told Success
+	done    int // ranks that told Success
 	sources []sourceProgress
 	auxFrom []string // agents whose aux slot came
 	ended   bool
@@ -113,7 +113,7 @@ func (t *tracker) status(number int, success bool, reason string) (verdict, erro
 	if ended {
 		return ignored, nil
 	}
-	t.told++
+	t.done++
 	return t.decide(), nil
 }
 
@@ -316,7 +316,7 @@ func (s *sourceProgress) done(components int) bool {
 
 // decide says whether the room is complete.
 func (t *tracker) decide() verdict {
-	if t.told < t.need && !t.notified() {
+	if t.done < t.need && !t.notified() {
 		return undecided
 	}
 	t.ended = true

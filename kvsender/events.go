@@ -10,28 +10,8 @@ type Event struct {
 	Err    error // of a failed room
 }
 
-// unpolledRooms bounds the list until Poll is called for the first time: a server that never
-// calls it keeps no more rooms for it.
-const unpolledRooms = 256
-
 // noteChanged puts a room in the list that Poll fetches. The caller holds r.mu.
-func (m *Manager) noteChanged(r *room) {
-	if r.changed {
-		return
-	}
-	m.changedMu.Lock()
-	defer m.changedMu.Unlock()
-	limit := m.cfg.limits.DoneRooms
-	if !m.polled {
-		limit = min(limit, unpolledRooms)
-	}
-	if len(m.changedRooms) >= limit {
-		m.changedLost = true
-		return
-	}
-	r.changed = true
-	m.changedRooms = append(m.changedRooms, r)
-}
+func (m *Manager) noteChanged(r *room) { r.changed = r.changed || m.changed.Add(r) }
 
 // Poll appends an event for every room whose status has changed since it was polled last,
 // with the status that it has now. It never blocks: it is for a scheduler's tick. A server
@@ -39,26 +19,15 @@ func (m *Manager) noteChanged(r *room) {
 // first call, and complete says whether rooms were left out since the last call because it was
 // full.
 func (m *Manager) Poll(dst []Event) (events []Event, complete bool) {
-	m.changedMu.Lock()
-	rooms := m.changedRooms
-	m.changedRooms, m.changedSpare = m.changedSpare[:0], nil
-	m.polled = true
-	complete = !m.changedLost
-	m.changedLost = false
-	m.changedMu.Unlock()
-	for i, r := range rooms {
-		rooms[i] = nil
+	complete = m.changed.Drain(func(r *room) {
 		r.mu.Lock()
+		defer r.mu.Unlock()
 		r.changed = false
 		e := Event{Room: r.id, Sender: r.sender, Status: r.status}
 		if r.status == nixlkv.Failed {
 			e.Err = r.transferError()
 		}
-		r.mu.Unlock()
 		dst = append(dst, e)
-	}
-	m.changedMu.Lock()
-	m.changedSpare = rooms[:0]
-	m.changedMu.Unlock()
+	})
 	return dst, complete
 }

@@ -4,15 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"testing"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/nixlkv/nixlkv"
-	"github.com/nixlkv/nixlkv/internal/cgo"
-	"github.com/nixlkv/nixlkv/internal/embedded"
 	"github.com/nixlkv/nixlkv/internal/engine"
 	"github.com/nixlkv/nixlkv/internal/faultengine"
 	"github.com/nixlkv/nixlkv/internal/wire"
@@ -44,25 +39,8 @@ func eachFaulty(t *testing.T, f func(t *testing.T, p *faulty), opts ...Option) {
 // everything else: a room of one page is one transfer of KV and one of aux.
 func newFaulty(t *testing.T, k nixl.Kind, opts ...Option) *faulty {
 	t.Helper()
-	var raw engine.Engine = embedded.New()
-	if k == nixl.Native {
-		lib, err := cgo.Open(cgo.Options{})
-		if err != nil {
-			if os.Getenv(cgo.EnvLibrary) == "" {
-				t.Skip("skip: no NIXL library on this machine; make test fetches one")
-			}
-			t.Fatal(err)
-		}
-		raw = lib
-	}
-	p := &faulty{faults: faultengine.New(raw)}
-	e := nixl.OpenOver(p.faults, k, zap.NewNop())
-	t.Cleanup(func() {
-		if err := e.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	p.pairUp = newPair(t, e, 25, opts...)
+	e, faults := faultengine.Open(t, k)
+	p := &faulty{pairUp: newPair(t, e, 25, opts...), faults: faults}
 	t.Cleanup(p.faults.Clear)
 	return p
 }

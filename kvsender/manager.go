@@ -15,6 +15,7 @@ import (
 	"github.com/nixlkv/nixlkv"
 	"github.com/nixlkv/nixlkv/bootstrap"
 	"github.com/nixlkv/nixlkv/hostmem"
+	"github.com/nixlkv/nixlkv/internal/changes"
 	"github.com/nixlkv/nixlkv/internal/control"
 	"github.com/nixlkv/nixlkv/internal/ratelog"
 	"github.com/nixlkv/nixlkv/nixl"
@@ -56,11 +57,7 @@ type Manager struct {
 	closing   bool
 	idle      chan struct{} // closed once closing and no room is live
 
-	changedMu    sync.Mutex
-	changedRooms []*room
-	changedSpare []*room
-	changedLost  bool
-	polled       bool
+	changed *changes.List[*room] // for Poll
 
 	listening  chan struct{}   // closed once ctl is set, or will not be
 	ctx        context.Context // ends when closing begins
@@ -104,6 +101,7 @@ func NewManager(ctx context.Context, layout *registry.Layout, opts ...Option) (*
 		live:      map[*room]struct{}{},
 		lingering: map[nixlkv.Room][]*room{},
 		listening: make(chan struct{}),
+		changed:   changes.New[*room](cfg.limits.DoneRooms),
 		idle:      make(chan struct{}),
 		closed:    make(chan struct{}),
 		runQueue:  newRunQueue(),

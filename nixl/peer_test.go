@@ -1,7 +1,6 @@
 package nixl
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
@@ -11,11 +10,11 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/nixlkv/nixlkv/hostmem"
+	"github.com/nixlkv/nixlkv/internal/testkit/spawn"
 )
 
 // envPeer holds the peer's configuration as JSON.
@@ -161,12 +160,11 @@ func peerServe(c peerConfig, in io.Reader, out io.Writer) error {
 
 // peer is a running peer process.
 type peer struct {
-	t    testing.TB
-	cmd  *exec.Cmd
-	in   *json.Encoder
-	pipe io.WriteCloser
-	out  *json.Decoder
-	md   []byte
+	*spawn.Process
+	t   testing.TB
+	in  *json.Encoder
+	out *json.Decoder
+	md  []byte
 }
 
 // startPeer runs a peer process and waits until it has registered its memory. env adds
@@ -183,21 +181,8 @@ func startPeer(t testing.TB, c peerConfig, env ...string) *peer {
 	}
 	cmd := exec.Command(exe)
 	cmd.Env = append(append(os.Environ(), env...), envPeer+"="+string(cfg))
-	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	p := &peer{t: t, cmd: cmd, in: json.NewEncoder(in), pipe: in, out: json.NewDecoder(bufio.NewReader(out))}
-	t.Cleanup(p.kill)
+	p := &peer{Process: spawn.Start(t, cmd), t: t}
+	p.in, p.out = json.NewEncoder(p.Stdin), json.NewDecoder(p.Stdout)
 	var hello peerReply
 	if err := p.out.Decode(&hello); err != nil {
 		t.Fatalf("peer did not start: %v", err)
@@ -240,22 +225,6 @@ func (p *peer) notifs(n int) [][2][]byte {
 		got = append(got, p.do(peerRequest{Cmd: "drain"}).Notifs...)
 	}
 	return got
-}
-
-func (p *peer) signal(s syscall.Signal) {
-	p.t.Helper()
-	if err := p.cmd.Process.Signal(s); err != nil {
-		p.t.Fatal(err)
-	}
-}
-
-func (p *peer) kill() {
-	if p.cmd.ProcessState != nil {
-		return
-	}
-	_ = p.cmd.Process.Signal(syscall.SIGCONT)
-	_ = p.cmd.Process.Kill()
-	_ = p.cmd.Wait() // killed: the exit status says just that
 }
 
 // fillPattern writes bytes that depend on position and seed: a stretch of its own for each

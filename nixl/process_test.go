@@ -11,7 +11,6 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -175,8 +174,8 @@ func TestPeerKilled(t *testing.T) {
 		wait(t, tv) // wired up
 		wait(t, to)
 		check(t, tv.Post())
-		victim.signal(syscall.SIGKILL)
 		killed := time.Now()
+		go victim.Kill() // which waits for its end; the loss may show before
 		err := postUntilError(tv, killed.Add(20*time.Second))
 		took := time.Since(killed)
 		if err == nil || took > lostWithin {
@@ -290,7 +289,7 @@ func TestPeerKilledUnderManyGoroutines(t *testing.T) {
 		}
 		started.Wait()
 		killed = time.Now()
-		victim.signal(syscall.SIGKILL)
+		go victim.Kill() // which waits for its end; the loss may show before
 		close(isKilled)
 		time.AfterFunc(lostWithin+500*time.Millisecond, func() { close(stop) })
 		done.Wait()
@@ -316,7 +315,7 @@ func TestCloseWhileInFlight(t *testing.T) {
 		x := s.a.NewTransfer()
 		check(t, x.Create(Write, s.list(t, s.desc(0, size)), r, s.list(t, there), TransferOptions{Post: true}))
 		wait(t, x)
-		p.signal(syscall.SIGSTOP)
+		p.Stop(t)
 		fillPattern(s.buf.Bytes(), 8)
 		check(t, x.PostNotif([]byte("late")))
 		wantErr(t, "release in progress", x.Release(), ErrInProgress)
@@ -339,7 +338,7 @@ func TestCloseWhileInFlight(t *testing.T) {
 			t.Errorf("engine: %+v", st)
 		}
 		wantErr(t, "free memory in quarantine", s.buf.Free(), hostmem.ErrInUse)
-		p.signal(syscall.SIGCONT)
+		p.Continue(t)
 		check(t, s.a.Close())
 		check(t, s.buf.Free())
 		p.notifs(1)

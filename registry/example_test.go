@@ -58,10 +58,9 @@ func ExampleTable() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if preparation != nil { // nil for a repeat
-		err = preparation.Run(func(p *registry.Peer) (string, error) {
-			return fmt.Sprintf("%d pages to %s", p.Pages(), p.Agent), nil
-		})
+	for preparation != nil { // nil for a repeat; one follows if the peer registers anew meanwhile
+		p := preparation.Peer()
+		preparation, err = preparation.Attach(fmt.Sprintf("%d pages to %s", p.Pages(), p.Agent))
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -80,7 +80,6 @@ var (
 	errUnnamed   = errors.New("no reason given")
 	errReplaced  = errors.New("replaced by a registration with other geometry")
 	errForgotten = errors.New("forgotten")
-	errPanicked  = errors.New("the preparation panicked")
 	errEvicted   = fmt.Errorf("%w: evicted, as others were seen since", nixlkv.ErrLimit)
 )
 

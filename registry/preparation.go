@@ -7,8 +7,8 @@ import (
 )
 
 // Preparation is the making of a peer's plan, by whoever holds it. It has to be ended once, by
-// Attach or by Fail; [Preparation.Run] does it all. Until then nothing else is prepared for
-// this agent, so that loading its metadata twice at once cannot happen.
+// Attach or by Fail. Until then nothing else is prepared for this agent, so that loading its
+// metadata twice at once cannot happen.
 //
 // While it goes on the peer may register anew or be reloaded. Then this plan is of no use, and
 // its end gives the next preparation to the one who ended it. It may also go stale, be refused
@@ -93,31 +93,4 @@ func (p *Preparation[P]) over() (next *Preparation[P], err error) {
 		delete(p.t.entries, e.agent)
 	}
 	return nil, e.err()
-}
-
-// Run makes the plan with prepare and ends the preparation, and those that follow from it. It
-// gives nil if the peer is live with what prepare made last, else why it is not. If prepare
-// panics, the preparation has failed before the panic goes on.
-func (p *Preparation[P]) Run(prepare func(*Peer) (P, error)) error {
-	returned := false
-	defer func() {
-		for q := p; !returned && q != nil; {
-			q = q.Fail(errPanicked)
-		}
-	}()
-	for {
-		returned = false
-		plan, err := prepare(p.peer)
-		returned = true
-		var next *Preparation[P]
-		if err != nil {
-			next = p.Fail(err)
-		} else {
-			next, err = p.Attach(plan)
-		}
-		if next == nil {
-			return err
-		}
-		p = next
-	}
 }

@@ -32,25 +32,32 @@ type busyTable struct {
 	preparing [4]atomic.Int64
 }
 
+// prepare ends a preparation, and those that follow from it.
 func (b *busyTable) prepare(t *testing.T, p *Preparation[*usedPlan]) {
-	if p == nil {
-		return
+	for p != nil {
+		u := b.plan(t, p.Peer())
+		if u == nil {
+			p = p.Fail(nixlkv.ErrStride)
+			continue
+		}
+		p, _ = p.Attach(u) // what the peer is by now, use finds out
 	}
-	agent := p.Peer().Agent
-	busy := &b.preparing[agent[len(agent)-1]-'0']
-	_ = p.Run(func(peer *Peer) (*usedPlan, error) {
-		if busy.Add(1) != 1 {
-			t.Errorf("%s is prepared twice at once", agent)
-		}
-		defer busy.Add(-1)
-		if rand.IntN(8) == 0 {
-			return nil, nixlkv.ErrStride
-		}
-		u := &usedPlan{agent: peer.Agent, gpu: peer.GPU}
-		b.made.Store(u, nil)
-		b.count.Add(1)
-		return u, nil
-	})
+}
+
+// plan makes a peer's plan, but for some.
+func (b *busyTable) plan(t *testing.T, peer *Peer) *usedPlan {
+	busy := &b.preparing[peer.Agent[len(peer.Agent)-1]-'0']
+	if busy.Add(1) != 1 {
+		t.Errorf("%s is prepared twice at once", peer.Agent)
+	}
+	defer busy.Add(-1)
+	if rand.IntN(8) == 0 {
+		return nil
+	}
+	u := &usedPlan{agent: peer.Agent, gpu: peer.GPU}
+	b.made.Store(u, nil)
+	b.count.Add(1)
+	return u
 }
 
 func (b *busyTable) use(t *testing.T, agent string) {

@@ -102,6 +102,25 @@ func TestTableReplacedWhilePreparing(t *testing.T) {
 	}
 }
 
+// A plan that could not be made says nothing of a peer that has registered anew meanwhile.
+func TestTableFailWhenReplaced(t *testing.T) {
+	k := newTableKit(0)
+	first, _, _ := k.Register(peerOf("a"))
+	q := peerOf("a")
+	q.KV[0].Base = 0x8000
+	if _, _, err := k.Register(q); err != nil {
+		t.Fatal(err)
+	}
+	next := first.Fail(errBroken)
+	if next == nil || next.Peer() != q || next.Generation() <= first.Generation() {
+		t.Fatal(next)
+	}
+	isErr(t, k, "a", ErrPreparing)
+	if _, err := next.Attach("plan"); err != nil || k.acquire(t, "a").Plan() != "plan" {
+		t.Error(err)
+	}
+}
+
 func TestTableFail(t *testing.T) {
 	k := newTableKit(0)
 	p, _, _ := k.Register(peerOf("a"))

@@ -18,6 +18,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/nixlkv/nixlkv/internal/testkit/spawn"
 	"github.com/nixlkv/nixlkv/nixl"
 )
 
@@ -34,11 +35,9 @@ func TestMain(m *testing.M) {
 
 // process is kvpeer as a process of its own.
 type process struct {
-	t    *testing.T
-	cmd  *exec.Cmd
-	in   io.WriteCloser
-	out  *bufio.Scanner
-	kill *time.Timer
+	*spawn.Process
+	t   *testing.T
+	out *bufio.Scanner // of its standard output
 }
 
 func start(t *testing.T, config string, args ...string) *process {
@@ -47,27 +46,12 @@ func start(t *testing.T, config string, args ...string) *process {
 	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p := &process{t: t, cmd: exec.Command(os.Args[0], append(args, path)...)}
+	cmd := exec.Command(os.Args[0], append(args, path)...)
 	// The race detector would sleep for a second before the program exits.
-	p.cmd.Env = append(os.Environ(), asKvpeer+"=1", "GORACE="+strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=0"))
-	p.cmd.Stderr = os.Stderr
-	in, err := p.cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.in, p.out = in, bufio.NewScanner(out)
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	p.kill = time.AfterFunc(time.Minute, func() { _ = p.cmd.Process.Kill() })
-	t.Cleanup(func() {
-		p.kill.Stop()
-		_ = p.cmd.Process.Kill() // does nothing to one that was waited for
-	})
+	cmd.Env = append(os.Environ(), asKvpeer+"=1", "GORACE="+strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=0"))
+	p := &process{Process: spawn.Start(t, cmd), t: t}
+	p.out = bufio.NewScanner(p.Stdout)
+	p.Limit(t, time.Minute)
 	return p
 }
 
@@ -82,7 +66,7 @@ func (p *process) tell(command map[string]any) {
 
 func (p *process) line(s string) {
 	p.t.Helper()
-	if _, err := io.WriteString(p.in, s+"\n"); err != nil {
+	if _, err := io.WriteString(p.Stdin, s+"\n"); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -128,10 +112,7 @@ func (p *process) wait() int {
 	if p.out.Scan() {
 		p.t.Errorf("one event more: %s", p.out.Text())
 	}
-	if err := p.cmd.Wait(); err != nil && p.cmd.ProcessState == nil {
-		p.t.Fatal(err)
-	}
-	return p.cmd.ProcessState.ExitCode()
+	return p.State().ExitCode()
 }
 
 // engines are those that this machine has.
@@ -249,7 +230,7 @@ func TestWithoutPeer(t *testing.T) {
 func TestEndOfInput(t *testing.T) {
 	p := start(t, prefillConfig(""), "-engine", "embedded")
 	p.next("ready")
-	if err := p.in.Close(); err != nil {
+	if err := p.Stdin.Close(); err != nil {
 		t.Fatal(err)
 	}
 	p.next("bye")

@@ -12,11 +12,11 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/nixlkv/nixlkv/internal/engine"
+	"github.com/nixlkv/nixlkv/internal/testkit/spawn"
 )
 
 // childEnv holds the role of a child process, as JSON. A child is this test binary; it
@@ -30,49 +30,33 @@ type childRole struct {
 
 // child is an agent in another process.
 type child struct {
+	*spawn.Process
 	t   testing.TB
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *bufio.Reader
+	out *bufio.Reader // of its standard output
 }
 
 // child starts a process with an agent of this name.
 func (k wayKind) child(t testing.TB, name string) *child {
 	t.Helper()
-	return startChild(t, name, k.params)
+	return startChild(t, exec.Command(os.Args[0]), name, k.params)
 }
 
-// startChild starts a process with an agent of this name, behind a command if there is one.
-func startChild(t testing.TB, name string, params map[string]string, behind ...string) *child {
+// startChild starts a process with an agent of this name, by a command that runs this binary.
+func startChild(t testing.TB, cmd *exec.Cmd, name string, params map[string]string) *child {
 	t.Helper()
 	role, err := json.Marshal(childRole{name, params})
 	if err != nil {
 		t.Fatal(err)
 	}
-	args := append(behind, os.Args[0])
-	c := &child{t: t, cmd: exec.Command(args[0], args[1:]...)}
-	c.cmd.Env = append(os.Environ(), childEnv+"="+string(role))
-	c.cmd.Stderr = os.Stderr
-	in, err := c.cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.in, c.out = in, bufio.NewReaderSize(out, 1<<20)
-	if err := c.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.kill)
-	return c
+	cmd.Env = append(os.Environ(), childEnv+"="+string(role))
+	p := spawn.Start(t, cmd)
+	return &child{p, t, bufio.NewReaderSize(p.Stdout, 1<<20)}
 }
 
 // send gives a command; answer reads what came of it.
 func (c *child) send(args ...any) {
 	c.t.Helper()
-	if _, err := io.WriteString(c.in, fmt.Sprintln(args...)); err != nil {
+	if _, err := io.WriteString(c.Stdin, fmt.Sprintln(args...)); err != nil {
 		c.t.Fatal(err)
 	}
 }
@@ -112,29 +96,6 @@ func (c *child) metadata() []byte {
 		c.t.Fatal(err)
 	}
 	return md
-}
-
-func (c *child) signal(s syscall.Signal) {
-	c.t.Helper()
-	if err := c.cmd.Process.Signal(s); err != nil {
-		c.t.Fatal(err)
-	}
-	if s == syscall.SIGSTOP {
-		// Stopped only when the kernel says so.
-		eventually(c.t, "stopping of the child", func() bool {
-			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.cmd.Process.Pid))
-			if err != nil {
-				c.t.Fatal(err)
-			}
-			state := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))[0]
-			return state == "T"
-		})
-	}
-}
-
-func (c *child) kill() {
-	c.cmd.Process.Kill()
-	c.cmd.Wait()
 }
 
 // childAgent is what a child process has.

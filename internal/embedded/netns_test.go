@@ -5,86 +5,17 @@ import (
 	"fmt"
 	"hash/crc32"
 	"os"
-	"os/exec"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/nixlkv/nixlkv/internal/testkit/netns"
 )
 
-// twoNetworks are two network namespaces with a cable between them, which stand for two
-// hosts. They have no names: whatever ends this process ends them too.
-type twoNetworks struct {
-	t         testing.TB
-	near, far string // processes in the namespaces
-}
-
-// nearIP and farIP are the ends of the cable; nothing else is in these namespaces.
-const (
-	nearIP = "10.213.0.1"
-	farIP  = "10.213.0.2"
-	cable  = "cable"
-)
-
-func newTwoNetworks(t testing.TB) *twoNetworks {
+// childOn starts an agent on a host of a network.
+func childOn(t testing.TB, h *netns.Host, name string, params map[string]string) *child {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("skip: needs root, to make network namespaces")
-	}
-	for _, tool := range []string{"ip", "nsenter"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			t.Skipf("skip: needs %s (iproute2, util-linux), to make network namespaces", tool)
-		}
-	}
-	n := &twoNetworks{t: t, near: newNetwork(t), far: newNetwork(t)}
-	n.run("ip", "link", "add", cable, "netns", n.near, "type", "veth", "peer", "name", cable, "netns", n.far)
-	for network, ip := range map[string]string{n.near: nearIP, n.far: farIP} {
-		n.in(network, "ip", "addr", "add", ip+"/24", "dev", cable)
-		n.in(network, "ip", "link", "set", cable, "up")
-		n.in(network, "ip", "link", "set", "lo", "up")
-	}
-	return n
-}
-
-// newNetwork makes a namespace, with a process in it that waits for this one to end.
-func newNetwork(t testing.TB) (pid string) {
-	t.Helper()
-	holder := exec.Command("cat")
-	holder.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
-	in, err := holder.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := holder.Start(); err != nil {
-		t.Skipf("skip: needs the right to make network namespaces: %v", err)
-	}
-	t.Cleanup(func() {
-		in.Close()
-		holder.Wait()
-	})
-	return strconv.Itoa(holder.Process.Pid)
-}
-
-func (n *twoNetworks) run(args ...string) {
-	n.t.Helper()
-	if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
-		n.t.Fatalf("%s: %v: %s", strings.Join(args, " "), err, out)
-	}
-}
-
-func enter(network string) []string { return []string{"nsenter", "-t", network, "--net"} }
-
-// in runs a command in a namespace.
-func (n *twoNetworks) in(network string, args ...string) {
-	n.t.Helper()
-	n.run(append(enter(network), args...)...)
-}
-
-// child starts an agent in a namespace.
-func (n *twoNetworks) child(network, name string, params map[string]string) *child {
-	n.t.Helper()
-	return startChild(n.t, name, params, enter(network)...)
+	return startChild(t, h.Command(os.Args[0]), name, params)
 }
 
 // lossTimeout is the agents' tcp_timeout in these tests. A peer whose network is gone is
@@ -96,20 +27,20 @@ const (
 	schedule = 5 * time.Second
 )
 
-func farParams() map[string]string {
-	return map[string]string{ParamListen: farIP + ":0", ParamTimeout: lossTimeout.String()}
+func farParams(h *netns.Host) map[string]string {
+	return map[string]string{ParamListen: h.IP + ":0", ParamTimeout: lossTimeout.String()}
 }
 
 // TestTwoNetworks moves memory between two processes that have nothing but a network in
 // common, and says why it cannot if they have not even that.
 func TestTwoNetworks(t *testing.T) {
 	const size, page = 4 << 20, 32 << 10
-	n := newTwoNetworks(t)
-	writer := n.child(n.near, "writer", nil)
+	n := netns.New(t)
+	writer := childOn(t, n.Near, "writer", nil)
 	writer.do("memory", "foreign", size)
 	for _, kind := range []string{"memfd", "foreign"} {
 		t.Run(kind, func(t *testing.T) {
-			far := n.child(n.far, "far "+kind, farParams())
+			far := childOn(t, n.Far, "far "+kind, farParams(n.Far))
 			addr := far.number("memory", kind, size)
 			writer.do("peer", kind)
 			writer.do("load", hex.EncodeToString(far.metadata()))
@@ -141,7 +72,7 @@ func TestTwoNetworks(t *testing.T) {
 		})
 	}
 	t.Run("no TCP", func(t *testing.T) {
-		hidden := n.child(n.far, "hidden", nil)
+		hidden := childOn(t, n.Far, "hidden", nil)
 		hidden.do("memory", "memfd", page)
 		writer.send("load", hex.EncodeToString(hidden.metadata()))
 		line, err := writer.out.ReadString('\n')
@@ -156,26 +87,25 @@ func TestTwoNetworks(t *testing.T) {
 // again, so is the peer.
 func TestNetworkGone(t *testing.T) {
 	const size, page = 8 << 20, 32 << 10
-	n := newTwoNetworks(t)
+	n := netns.New(t)
 	cuts := []struct {
 		name      string
-		cut, mend []string
+		cut, mend func(testing.TB)
 	}{
-		// The first shows at both ends, the second nowhere: nobody answers.
-		{"link down", []string{"ip", "link", "set", cable, "down"}, []string{"ip", "link", "set", cable, "up"}},
-		{"silence", []string{"ip", "addr", "del", farIP + "/24", "dev", cable}, []string{"ip", "addr", "add", farIP + "/24", "dev", cable}},
+		{"link down", n.Far.LinkDown, n.Far.LinkUp},
+		{"silence", n.Far.RemoveIP, n.Far.AddIP},
 	}
-	writer := n.child(n.near, "writer", map[string]string{ParamTimeout: lossTimeout.String()})
+	writer := childOn(t, n.Near, "writer", map[string]string{ParamTimeout: lossTimeout.String()})
 	writer.do("memory", "foreign", size)
 	// The other peer is in the same namespace, but not on the cable.
-	params := farParams()
+	params := farParams(n.Far)
 	params[ParamListen] = "127.0.0.1:0"
-	other := n.child(n.near, "other", params)
+	other := childOn(t, n.Near, "other", params)
 	otherAddr := other.number("memory", "memfd", size)
 	for _, c := range cuts {
 		for _, idle := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/idle=%v", c.name, idle), func(t *testing.T) {
-				far := n.child(n.far, fmt.Sprintf("far, %s, %v", c.name, idle), farParams())
+				far := childOn(t, n.Far, fmt.Sprintf("far, %s, %v", c.name, idle), farParams(n.Far))
 				addr := far.number("memory", "memfd", size)
 				md := hex.EncodeToString(far.metadata())
 				far.do("peer", "writer")
@@ -191,7 +121,7 @@ func TestNetworkGone(t *testing.T) {
 				} else {
 					writer.do("flood", addr, page)
 				}
-				n.in(n.far, c.cut...)
+				c.cut(t)
 				cut := time.Now()
 				if idle {
 					writer.do("lost")
@@ -208,7 +138,7 @@ func TestNetworkGone(t *testing.T) {
 				if why := writer.do("stop"); why != "stopped" {
 					t.Fatalf("the other peer's transfers ended with %q", why)
 				}
-				n.in(n.far, c.mend...)
+				c.mend(t)
 				writer.do("peer", "far")
 				writer.do("load", md)
 				eventually(t, "the way back", func() bool { return writer.do("write", addr, page) == "" || reload(writer, md) })

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"maps"
-	"syscall"
 	"testing"
 	"time"
 
@@ -84,7 +83,7 @@ func TestKill(t *testing.T) {
 				LocalList: here, RemoteList: newList(t, a, pagesAt(addr, size, page)...),
 			}
 			mustSucceed(t, a, transfer(t, a, spec))
-			c.signal(syscall.SIGSTOP)
+			c.Stop(t)
 			var flying []engine.Request
 			for i := range count {
 				s := spec
@@ -106,7 +105,7 @@ func TestKill(t *testing.T) {
 			mustSucceed(t, a, transfer(t, a, toOther))
 			wantBytes(t, mem.data, local.data)
 
-			c.kill()
+			c.Kill()
 			for _, r := range flying {
 				mustFail(t, a, r, engine.ErrBackend, engine.ErrPeerLost)
 			}
@@ -142,7 +141,7 @@ func TestStop(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				c.signal(syscall.SIGSTOP)
+				c.Stop(t)
 				r := transfer(t, a, engine.Spec{
 					Op: engine.Write, Remote: remote, NoMerge: true, HasNotif: true, Post: true,
 					LocalList:  newList(t, a, local.pages(page)...),
@@ -154,7 +153,7 @@ func TestStop(t *testing.T) {
 				if st := poll(a, r); st != engine.InProgress {
 					t.Fatalf("status %v: %v", st, a.Reason(r))
 				}
-				c.signal(syscall.SIGCONT)
+				c.Continue(t)
 				mustSucceed(t, a, r)
 				if got, want := c.number("sum"), uint64(crc32.ChecksumIEEE(local.data)); got != want {
 					t.Fatalf("checksum %d, want %d", got, want)
@@ -184,7 +183,7 @@ func TestStoppedWriter(t *testing.T) {
 			if why := c.do("write", mem.addr(), page); why != "" {
 				t.Fatal(why)
 			}
-			c.signal(syscall.SIGSTOP)
+			c.Stop(t)
 			regions := []engine.Region{mem.region()}
 			err = a.Deregister(engine.DRAM, regions)
 			if kind.name != "memfd" {
@@ -192,7 +191,7 @@ func TestStoppedWriter(t *testing.T) {
 					t.Fatal(err)
 				}
 				register(t, a, mem) // for Deregister below; the writer does not know it
-				c.signal(syscall.SIGCONT)
+				c.Continue(t)
 				if why := c.do("write", mem.addr(), page); why != "not registered" {
 					t.Fatalf("write after deregistration: %q", why)
 				}
@@ -202,7 +201,7 @@ func TestStoppedWriter(t *testing.T) {
 					t.Fatal("the region is gone")
 				}
 				wantErr(t, a.Destroy(), engine.ErrBusy)
-				c.signal(syscall.SIGCONT)
+				c.Continue(t)
 				// As if nothing had been asked, but for a transfer that the question met.
 				why := c.do("write", mem.addr(), page)
 				if why == "not registered" {
@@ -269,7 +268,7 @@ func TestWriterDies(t *testing.T) {
 	c.do("memory", "foreign", size)
 	c.do("load", hex.EncodeToString(md))
 	c.do("flood", mem.addr(), page)
-	c.kill()
+	c.Kill()
 	if err := a.Deregister(engine.DRAM, []engine.Region{mem.region()}); err != nil {
 		t.Fatal(err)
 	}
@@ -302,7 +301,7 @@ func TestStoppedTaker(t *testing.T) {
 			RemoteList: newList(t, a, pagesAt(addr, n, page)...),
 		}
 		mustSucceed(t, a, transfer(t, a, s.spec))
-		c.signal(syscall.SIGSTOP)
+		c.Stop(t)
 		return s
 	}
 	much, little := stop("much", size), stop("little", 4096)
@@ -312,7 +311,7 @@ func TestStoppedTaker(t *testing.T) {
 	if st := poll(a, waits); st != engine.InProgress {
 		t.Fatalf("status %v of the other: %v", st, a.Reason(waits))
 	}
-	little.c.signal(syscall.SIGCONT)
+	little.c.Continue(t)
 	mustSucceed(t, a, waits)
 	if err := a.CheckRemote(little.remote); err != nil {
 		t.Fatal(err)

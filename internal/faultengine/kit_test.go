@@ -8,12 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/nixlkv/nixlkv/hostmem"
-	"github.com/nixlkv/nixlkv/internal/cgo"
-	"github.com/nixlkv/nixlkv/internal/embedded"
-	"github.com/nixlkv/nixlkv/internal/engine"
 	"github.com/nixlkv/nixlkv/internal/faultengine"
 	"github.com/nixlkv/nixlkv/nixl"
 )
@@ -51,32 +46,12 @@ func eventually(t *testing.T, what string, done func() bool) {
 
 // eachEngine runs a test over both engines, each of which can be made to fail.
 func eachEngine(t *testing.T, f func(t *testing.T, e *nixl.Engine, faults *faultengine.Engine)) {
-	t.Run("embedded", func(t *testing.T) { over(t, embedded.New(), nixl.Embedded, f) })
-	t.Run("native", func(t *testing.T) {
-		raw, err := cgo.Open(cgo.Options{})
-		if err != nil {
-			if os.Getenv(cgo.EnvLibrary) == "" {
-				t.Skip("skip: no NIXL library on this machine; make test fetches one")
-			}
-			t.Fatal(err)
-		}
-		over(t, raw, nixl.Native, f)
-	})
-}
-
-func over(t *testing.T, raw engine.Engine, kind nixl.Kind, f func(*testing.T, *nixl.Engine, *faultengine.Engine)) {
-	faults := faultengine.New(raw)
-	e := nixl.OpenOver(faults, kind, zap.NewNop())
-	t.Cleanup(func() {
-		faults.Clear()
-		if err := e.Close(); err != nil {
-			t.Error(err)
-		}
-		if s := e.Stats(); s.Agents != 0 {
-			t.Errorf("agents left: %+v", s)
-		}
-	})
-	f(t, e, faults)
+	for _, k := range []nixl.Kind{nixl.Embedded, nixl.Native} {
+		t.Run(k.String(), func(t *testing.T) {
+			e, faults := faultengine.Open(t, k)
+			f(t, e, faults)
+		})
+	}
 }
 
 var names atomic.Int64

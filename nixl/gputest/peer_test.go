@@ -4,7 +4,6 @@ package gputest
 
 import (
 	"bytes"
-	"context"
 	"encoding/gob"
 	"encoding/json"
 	"errors"
@@ -13,10 +12,10 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"syscall"
 	"testing"
 	"time"
 
+	"github.com/nixlkv/nixlkv/internal/testkit/spawn"
 	"github.com/nixlkv/nixlkv/nixl"
 )
 
@@ -120,27 +119,17 @@ type peer struct {
 }
 
 // startPeer runs a peer process until the test ends, and waits until its memory is
-// registered. The calling goroutine must be locked to its thread: when that ends, so does
-// the peer. env adds variables, NAME=value.
+// registered. env adds variables, NAME=value.
 func startPeer(t testing.TB, c peerConfig, env ...string) *peer {
 	t.Helper()
 	config := must(json.Marshal(c))(t)
 	exe := must(os.Executable())(t)
-	ctx, cancel := context.WithTimeout(context.Background(), peerLimit)
-	cmd := exec.CommandContext(ctx, exe)
+	cmd := exec.Command(exe)
 	cmd.Env = append(append(os.Environ(), env...), envPeer+"="+string(config))
-	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	in, out := must(cmd.StdinPipe())(t), must(cmd.StdoutPipe())(t)
-	check(t, cmd.Start())
-	t.Cleanup(func() {
-		defer cancel()
-		in.Close() // the peer reads to the end and exits
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("peer %s: %v", c.Name, errors.Join(err, ctx.Err()))
-		}
-	})
-	p := &peer{in: gob.NewEncoder(in), out: gob.NewDecoder(out)}
+	proc := spawn.Start(t, cmd)
+	proc.Limit(t, peerLimit)
+	t.Cleanup(func() { proc.Finish(t, peerLimit) }) // it reads to the end and exits
+	p := &peer{in: gob.NewEncoder(proc.Stdin), out: gob.NewDecoder(proc.Stdout)}
 	if err := p.out.Decode(&p.hello); err != nil {
 		t.Fatalf("peer %s did not start: %v", c.Name, err)
 	}

@@ -79,7 +79,6 @@ func TestTransfers(t *testing.T) {
 			if p.peerSees1 {
 				env = append(env, "CUDA_VISIBLE_DEVICES="+inv.Devices[1].UUID)
 			}
-			runtime.LockOSThread()
 			there := startPeer(t, peerConfig{uniqueName("peer"), p.peer}, env...)
 			here := startWorker(t, inv.Devices[0].Ordinal)
 			remote := must(here.agent.Load(there.hello.Metadata))(t)
@@ -189,7 +188,6 @@ func (x *transfer) createIndexed(t *testing.T, tr *nixl.Transfer, w *worker, p *
 func TestManyThreads(t *testing.T) {
 	const threads, rounds, share = 8, 16, size / 8
 	inv := need(t)
-	runtime.LockOSThread()
 	there := startPeer(t, peerConfig{uniqueName("peer"), inv.Devices[0].Ordinal})
 	here := startWorker(t, inv.Devices[0].Ordinal)
 	remote := must(here.agent.Load(there.hello.Metadata))(t)

@@ -3,7 +3,6 @@ package registry
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -75,48 +74,4 @@ func TestTableAcquireWait(t *testing.T) {
 			t.Error(s)
 		}
 	})
-}
-
-func TestPreparationRun(t *testing.T) {
-	k := newTableKit(0)
-	p, _, _ := k.Register(peerOf("a"))
-	var bases []uint64
-	err := p.Run(func(peer *Peer) (string, error) {
-		bases = append(bases, peer.KV[0].Base)
-		if len(bases) == 1 { // it registers anew meanwhile
-			q := peerOf("a")
-			q.KV[0].Base = 0x8000
-			if _, _, err := k.Register(q); err != nil {
-				t.Fatal(err)
-			}
-			return "", errBroken
-		}
-		return "plan", nil
-	})
-	if err != nil || !slices.Equal(bases, []uint64{0x1000, 0x8000}) || k.acquire(t, "a").Plan() != "plan" {
-		t.Errorf("%v, %#x", err, bases)
-	}
-
-	p, _, _ = k.Register(peerOf("b"))
-	err = p.Run(func(*Peer) (string, error) { return "", nixlkv.ErrTopology })
-	wraps(t, err, nixlkv.ErrTopology)
-	isErr(t, k, "b", nixlkv.ErrTopology)
-
-	p, _, _ = k.Register(peerOf("c"))
-	func() {
-		defer func() {
-			if r := recover(); r != "boom" {
-				t.Error(r)
-			}
-		}()
-		err := p.Run(func(*Peer) (string, error) {
-			k.MarkStale("c", errBroken)
-			if _, err := k.Reload("c"); !errors.Is(err, ErrPreparing) {
-				t.Error(err)
-			}
-			panic("boom")
-		})
-		t.Error("came back with", err)
-	}()
-	isErr(t, k, "c", errPanicked)
 }
