@@ -41,6 +41,9 @@ func (*Control) SendAsync(Message, func(uint64, error)) error { return unsupport
 // Drop has nothing to close.
 func (*Control) Drop(Endpoint) {}
 
+// Trouble knows of none.
+func (*Control) Trouble(Endpoint) error { return nil }
+
 // Stats are all zero.
 func (*Control) Stats() Stats { return Stats{} }
 
