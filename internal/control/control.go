@@ -137,6 +137,12 @@ func (c *Control) Drop(to Endpoint) {
 // where the peer refuses this side in the handshake, or the two have no CURVE keys in common.
 func (c *Control) Trouble(to Endpoint) error { return c.sender.trouble(to) }
 
+// Refused says why the last connection that came from an address after since was refused in its
+// handshake, wrapping ErrNotAllowed; nil if none was, or it cannot be told any more.
+func (c *Control) Refused(source netip.Addr, since time.Time) error {
+	return c.counters.refused.since(source, since)
+}
+
 // Stats gives counters and gauges, also after Close.
 func (c *Control) Stats() Stats { return c.counters.snapshot() }
 

@@ -11,6 +11,7 @@ type counters struct {
 	sendsExpired, sendsCancelled, sendsLost, sendsRefused, sendsClosed        atomic.Uint64
 	connects, disconnects, connectFailures, handshakeFailed                   atomic.Uint64
 	peersRefused, handshakesRefused, handshakesCut                            atomic.Uint64
+	refused                                                                   refusedSources
 	endpoints, connected, blocked, pending, pendingBytes, strangers, incoming atomic.Int64
 }
 

@@ -170,6 +170,7 @@ func (g *gate) answerAll() error {
 		code, text := "200", "OK"
 		if err != nil {
 			g.counters.peersRefused.Add(1)
+			g.counters.refused.note(parseSource(q.address), err.Error(), time.Now())
 			g.log.Warn("control: connection refused", zap.String("source", q.address), zap.Error(err))
 			code, text = "400", "not allowed"
 		}

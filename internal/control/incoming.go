@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"syscall"
+	"time"
 
 	zmq "github.com/pebbe/zmq4"
 	"go.uber.org/zap"
@@ -123,6 +124,9 @@ func (in *incoming) settle() {
 			continue
 		}
 		in.counters.handshakesRefused.Add(1)
+		if at, err := netip.ParseAddrPort(r.peer); err == nil {
+			in.counters.refused.note(at.Addr(), r.reason, time.Now())
+		}
 		in.log.Warn("control: an incoming connection was refused in its handshake", zap.String("source", peer), zap.String("reason", r.reason))
 	}
 	in.noted = in.noted[:0]

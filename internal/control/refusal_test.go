@@ -60,6 +60,7 @@ func TestRefusedHandshakes(t *testing.T) {
 			here: "not in an allowed network", there: "or this address, is not allowed"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			begin := time.Now()
 			core, logs := observer.New(zap.WarnLevel)
 			in := newInbox()
 			cfg := Config{Handler: in.handle, Curve: c.server, Logger: zap.New(core)}
@@ -87,6 +88,9 @@ func TestRefusedHandshakes(t *testing.T) {
 			}
 			eventually(t, "no trouble", func() bool { return tx.Trouble(to) == nil })
 			eventually(t, "the log", func() bool { return logged(logs, "", c.here) })
+			if err := rx.Refused(netip.MustParseAddr("127.0.0.1"), begin); !errors.Is(err, nixlkv.ErrNotAllowed) || !strings.Contains(err.Error(), c.here) {
+				t.Errorf("the listening side says %v", err)
+			}
 			s := rx.Stats()
 			if (s.PeersRefused > 0) != c.gate || (s.HandshakesRefused > 0) == c.gate || s.MessagesIn != 0 || len(in) > 0 {
 				t.Errorf("stats %+v", s)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/nixlkv/nixlkv"
 )
@@ -43,6 +44,9 @@ func (*Control) Drop(Endpoint) {}
 
 // Trouble knows of none.
 func (*Control) Trouble(Endpoint) error { return nil }
+
+// Refused knows of none.
+func (*Control) Refused(netip.Addr, time.Time) error { return nil }
 
 // Stats are all zero.
 func (*Control) Stats() Stats { return Stats{} }
