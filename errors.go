@@ -28,6 +28,8 @@ var (
 	ErrRoomInUse = errors.New("nixlkv: room in use")
 	// ErrSendBlocked: a control message could not be sent in time.
 	ErrSendBlocked = errors.New("nixlkv: control message not sent")
+	// ErrInternal: a fault of this library. A panic was recovered, and is in the log with its stack.
+	ErrInternal = errors.New("nixlkv: internal error")
 	// ErrUnsupported: a feature that this library does not have, or not in this topology.
 	ErrUnsupported = errors.New("nixlkv: not supported")
 )
@@ -66,7 +68,8 @@ var (
 	// ErrPeerStale: the peer was marked stale or replaced since.
 	ErrPeerStale = errors.New("nixlkv: peer stale or replaced")
 	// ErrNotAllowed: an address outside of the networks that peers may be in, or, where that is
-	// asked for, other than the one that the message came from.
+	// asked for, other than the one that the message came from. Or the peer does not let this side
+	// in: the address is outside of its networks, or the two have no CURVE keys in common.
 	ErrNotAllowed = errors.New("nixlkv: peer not allowed")
 	// ErrNoSuchRank: no prefill rank has these numbers.
 	ErrNoSuchRank = errors.New("nixlkv: no such prefill rank")

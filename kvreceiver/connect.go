@@ -20,7 +20,7 @@ import (
 // Any error fails the room and is its *KVTransferError: nixlkv.ErrNotReady, ErrPeerLost or
 // ErrTimeout where the prefill did not answer or was not ready, ErrNoSuchRank, ErrMismatch and
 // ErrTopology where the two sides do not fit, ErrSendBlocked where a rank could not be reached,
-// or the context's.
+// ErrNotAllowed where it does not let this side in or is not allowed here, or the context's.
 func (v *Receiver) Connect(ctx context.Context) error {
 	r := v.r
 	if _, ok := ctx.Deadline(); !ok {
@@ -134,10 +134,21 @@ func register(ctx context.Context, links []*link) error {
 				return failed(o.to, o.err)
 			}
 		case <-ctx.Done():
-			return fmt.Errorf("registering with %d prefill ranks: %w", len(links), context.Cause(ctx))
+			return unregistered(links, context.Cause(ctx))
 		}
 	}
 	return nil
+}
+
+// unregistered says that not every rank came to know this one in time: which cannot be connected to,
+// and why, or how many they are.
+func unregistered(links []*link, cause error) error {
+	for _, l := range links {
+		if trouble := l.m.ctl.Trouble(l.to); trouble != nil {
+			return fmt.Errorf("_register_kv_args to prefill %s failed: %w: %w", l.to, cause, trouble)
+		}
+	}
+	return fmt.Errorf("registering with %d prefill ranks: %w", len(links), cause)
 }
 
 // askCompletion asks the prefill to tell when it has computed the room. The caller holds mu.

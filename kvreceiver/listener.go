@@ -26,6 +26,9 @@ func (m *Manager) receive(source netip.Addr, frames [][]byte) {
 		m.warn.Warn("refused a control message", zap.Stringer("source", source), zap.Error(err))
 		return
 	}
+	if m.cfg.taking != nil {
+		m.cfg.taking(msg)
+	}
 	switch msg := msg.(type) {
 	case *wire.KVStatus:
 		m.stats.statuses.Add(1)

@@ -134,7 +134,7 @@ func (m *Manager) start() error {
 		return err
 	}
 	m.ctl, err = control.New(control.Config{
-		Host: m.cfg.host, Port: m.cfg.port, HandlerFrom: m.receive, Observer: m.observe, Logger: m.log,
+		Host: m.cfg.host, Port: m.cfg.port, HandlerFrom: m.receive, Panicked: m.panicked, Observer: m.observe, Logger: m.log,
 		Curve: m.cfg.curve, Allowed: m.cfg.trust.Allowed,
 		// A rank's loss must be seen for as long as a room may wait for it.
 		IdleTimeout: max(15*time.Minute, 2*m.cfg.waitingTimeout),

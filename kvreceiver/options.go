@@ -11,6 +11,7 @@ import (
 	"github.com/nixlkv/nixlkv/bootstrap"
 	"github.com/nixlkv/nixlkv/hostmem"
 	"github.com/nixlkv/nixlkv/internal/trust"
+	"github.com/nixlkv/nixlkv/internal/wire"
 	"github.com/nixlkv/nixlkv/metadata"
 	"github.com/nixlkv/nixlkv/nixl"
 )
@@ -92,6 +93,7 @@ type config struct {
 	trust             trust.Policy
 	allowed           []netip.Prefix
 	trustErr          error
+	taking            func(wire.Message) // a test's own, called with each message
 }
 
 func defaultConfig() config {

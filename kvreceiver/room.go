@@ -335,15 +335,26 @@ func (r *room) expire(n int) {
 	}
 	r.prefill.forget()
 	if !r.published {
-		r.fail(fmt.Errorf("%w: Timed out waiting for prefill completion, or for pages after it: Request %d timed out after %gs in KVPoll.Bootstrapping",
-			nixlkv.ErrTimeout, r.id, r.m.cfg.waitingTimeout.Seconds()))
+		r.fail(r.refusedHere(fmt.Errorf("%w: Timed out waiting for prefill completion, or for pages after it: Request %d timed out after %gs in KVPoll.Bootstrapping",
+			nixlkv.ErrTimeout, r.id, r.m.cfg.waitingTimeout.Seconds())))
 		return
 	}
 	progress := ""
 	if r.track != nil {
 		progress = fmt.Sprintf(": %d of %d prefill ranks have told success, notifications are complete from %d", r.track.done, r.track.need, r.track.sourcesDone())
 	}
-	r.fail(fmt.Errorf("%w: Request %d timed out after %gs in KVPoll.WaitingForInput%s", nixlkv.ErrTimeout, r.id, r.m.cfg.waitingTimeout.Seconds(), progress))
+	r.fail(r.refusedHere(fmt.Errorf("%w: Request %d timed out after %gs in KVPoll.WaitingForInput%s", nixlkv.ErrTimeout, r.id, r.m.cfg.waitingTimeout.Seconds(), progress)))
+}
+
+// refusedHere adds to a timeout that this side does not let a rank of the room in, where it has
+// refused connections from the rank's address meanwhile.
+func (r *room) refusedHere(timeout error) error {
+	for _, t := range r.targets {
+		if err := r.m.ctl.Refused(t.to.AddrPort().Addr(), r.metrics.Opened); err != nil {
+			return fmt.Errorf("%w: prefill rank %d: %w", timeout, t.number, err)
+		}
+	}
+	return timeout
 }
 
 // startWaiting starts the waiting timeout.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/nixlkv/nixlkv"
 	"github.com/nixlkv/nixlkv/bootstrap"
+	"github.com/nixlkv/nixlkv/internal/control"
 	"github.com/nixlkv/nixlkv/internal/wire"
 	"github.com/nixlkv/nixlkv/registry"
 )
@@ -91,6 +92,26 @@ func (r *room) tellComputed() {
 	}
 	r.asker.told = true
 	r.m.tellStatus(r.asker.at, &wire.KVStatus{Room: r.id, Status: wire.PollWaitingForInput, PrefillRank: r.m.rank}, r.stranger(r.asker.at))
+	// Shortly before the message is given up, or the wait for what follows from it.
+	least := min(tellTimeout, r.m.cfg.bootstrapTimeout)
+	time.AfterFunc(least-least/16, r.askerUnreached)
+}
+
+// askerUnreached fails a room whose decode cannot be told that it is computed: nothing would come
+// of it but a timeout that does not say why. It takes mu.
+func (r *room) askerUnreached() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.bootstrapped() || r.failure != nil || r.status.Ended() || r.asker.gaveUp {
+		return
+	}
+	at, err := control.NewEndpoint(r.asker.at.IP, r.asker.at.Port)
+	if err != nil {
+		return // logged as the message was given up
+	}
+	if err := r.m.ctl.Trouble(at); err != nil {
+		r.fail(fmt.Errorf("%w: telling the decode at %s that room %d is computed: %w", nixlkv.ErrSendBlocked, r.asker.at, r.id, err))
+	}
 }
 
 // askerUntold says whether a decode waits for the room that is not among those whose metadata

@@ -29,6 +29,9 @@ func (m *Manager) receive(source netip.Addr, frames [][]byte) {
 	if !m.trusts(source, answerTo(msg)) {
 		return
 	}
+	if m.cfg.taking != nil {
+		m.cfg.taking(msg)
+	}
 	switch msg := msg.(type) {
 	case *wire.Registration:
 		m.stats.registrations.Add(1)
@@ -201,34 +204,44 @@ func (m *Manager) abort(source netip.Addr, a *wire.Abort) {
 		ack.rooms.Add(1) // this call, so that it is not sent before all rooms were asked
 	}
 	for _, r := range rooms {
-		r.mu.Lock()
-		switch {
-		case !r.involves(source, a.From):
-			m.stats.dropped.Add(1) // somebody else's room: nothing of it goes to the one who asks
-		case !r.detached || !r.quiet():
-			r.aborted(a, ack)
-		}
-		r.mu.Unlock()
+		m.abortOne(r, source, a, ack)
 	}
 	if ack != nil && ack.rooms.Add(-1) == 0 {
 		m.tellAck(a.Room, *ack, unknownAckTimeout, !m.registered(ack.to))
 	}
 }
 
+// abortOne takes an abort for one room of the number. It takes mu.
+func (m *Manager) abortOne(r *room, source netip.Addr, a *wire.Abort, ack *ackTarget) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case !r.involves(source, a.From):
+		m.stats.dropped.Add(1) // somebody else's room: nothing of it goes to the one who asks
+	case !r.detached || !r.quiet():
+		r.aborted(a, ack)
+	}
+}
+
 // owed gives the acknowledgement that rooms owe already if an abort comes again, else a new one.
 func owed(rooms []*room, ack *ackTarget) *ackTarget {
 	for _, r := range rooms {
-		r.mu.Lock()
-		i := slices.IndexFunc(r.acks, ack.answers)
-		if i >= 0 {
-			ack = r.acks[i]
-		}
-		r.mu.Unlock()
-		if i >= 0 {
-			break
+		if same := r.owes(ack); same != nil {
+			return same
 		}
 	}
 	return ack
+}
+
+// owes gives the acknowledgement that a room owes already for the same abort, nil if none. It
+// takes mu.
+func (r *room) owes(ack *ackTarget) *ackTarget {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if i := slices.IndexFunc(r.acks, ack.answers); i >= 0 {
+		return r.acks[i]
+	}
+	return nil
 }
 
 // unknownAckTimeout bounds the sending of an acknowledgement that no room owes: anybody can

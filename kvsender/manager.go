@@ -145,7 +145,7 @@ func (m *Manager) start(ctx context.Context) error {
 		return err
 	}
 	m.ctl, err = control.New(control.Config{
-		Host: m.cfg.host, Port: m.cfg.port, HandlerFrom: m.receive, Observer: m.observe, Logger: m.log,
+		Host: m.cfg.host, Port: m.cfg.port, HandlerFrom: m.receive, Panicked: m.panicked, Observer: m.observe, Logger: m.log,
 		Curve: m.cfg.curve, Allowed: m.cfg.trust.Allowed, Limits: m.cfg.limits.control(),
 	})
 	close(m.listening)

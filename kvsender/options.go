@@ -124,6 +124,7 @@ type config struct {
 	trust            trust.Policy
 	allowed          []netip.Prefix
 	trustErr         error
+	taking           func(wire.Message) // a test's own, called with each message
 }
 
 func defaultConfig() config {

@@ -30,11 +30,16 @@ type Config struct {
 	// Handler is called with every message received, from one goroutine, one at a time; the
 	// messages of one connection come in the order sent. Frames and their memory are the handler's to
 	// keep. While it runs nothing is received: libzmq queues up to RecvHWM messages per
-	// connection, then TCP holds up the senders. A panic is recovered, counted and logged.
+	// connection, then TCP holds up the senders. A panic is recovered, counted and logged with its
+	// stack.
 	Handler func(frames [][]byte)
 	// HandlerFrom is a Handler that is also given the address that the message's connection
 	// comes from; the zero Addr if libzmq does not know it. Set this or Handler.
 	HandlerFrom func(source netip.Addr, frames [][]byte)
+	// Panicked, if set, is called after a panic of the handler, on its goroutine, with what the
+	// handler was given and what it panicked with: whoever waits for what the message was about
+	// has to be told. The frames may be half taken. A panic of it is recovered too.
+	Panicked func(source netip.Addr, frames [][]byte, value any)
 	// Observer, if set, is told of connections to endpoints that were sent to. It runs on
 	// the goroutine of completion callbacks and must not block: they wait, and so does the
 	// reconnect that its event is about. It may call Send, SendAsync, Drop and Stats.
@@ -77,7 +82,9 @@ type Limits struct {
 	// sent. Default 128.
 	SendHWM int
 	// Pending and PendingBytes bound what waits here for all endpoints together, callbacks
-	// not yet returned included. Defaults 16384 and 256 MiB.
+	// not yet returned included. Three quarters are for what waits for a connection, or for
+	// room in one; when they are used up, the endpoint that most waits for gives up its newest
+	// message for one to another. Defaults 16384 and 256 MiB.
 	Pending, PendingBytes int
 	// EndpointPending and EndpointPendingBytes bound what waits here for one endpoint.
 	// Defaults 2048 and 64 MiB.

@@ -24,7 +24,7 @@ type Control struct {
 	receiver *receiver
 	sender   *sender
 	notifier *notifier
-	gate     *gate // nil if everybody may connect
+	gate     *gate
 
 	linger   time.Duration
 	closing  sync.Once
@@ -62,17 +62,17 @@ func New(cfg Config) (*Control, error) {
 	if c.gate, err = newGate(zctx, &cfg, log, &c.counters); err != nil {
 		return nil, undo(errors.Join(err, zctx.Term()))
 	}
-	pull, addr, err := newPull(zctx, &cfg)
+	pull, monitor, addr, err := newPull(zctx, &cfg)
 	if err != nil {
 		return nil, undo(errors.Join(err, c.gate.close(), zctx.Term()))
 	}
 	c.addr = addr
 	fd, err := pull.GetFd()
-	if err == nil {
+	if err = errors.Join(err, c.gate.follow(monitor, addr.Port())); err == nil {
 		err = recvPoll.watch(fd, wakeToken+1)
 	}
 	if err != nil {
-		return nil, undo(errors.Join(errno(err), pull.Close(), c.gate.close(), zctx.Term()))
+		return nil, undo(errors.Join(errno(err), closePull(pull), c.gate.close(), zctx.Term()))
 	}
 
 	c.receiver = &receiver{
@@ -85,9 +85,11 @@ func New(cfg Config) (*Control, error) {
 	c.sender = &sender{
 		cfg: &cfg, zctx: zctx, log: log, counters: &c.counters, notify: c.notifier, poll: sendPoll,
 		done: make(chan struct{}), peers: make(map[Endpoint]*peer), watched: make(map[uint64]*peer),
+		troubles: make(map[Endpoint]error),
 	}
 	c.notifier.told = func(p *peer) { c.sender.post(command{kind: cmdTold, peer: p}) }
 	c.notifier.settled = c.sender.settle
+	c.gate.start()
 	go c.receiver.run()
 	go c.sender.run()
 	go c.notifier.run()
@@ -106,8 +108,8 @@ func (c *Control) Port() int { return int(c.addr.Port()) }
 // ctx's end. Messages to one endpoint are sent in the order of the calls. Frames are the
 // caller's again on return.
 //
-// Errors wrap ErrSendBlocked with context.DeadlineExceeded or ctx's cause, with ErrLimit if
-// too much waits already, or with ErrClosed; ErrPeerLost if the connection ended; ErrLimit or
+// Errors wrap ErrSendBlocked with context.DeadlineExceeded or ctx's cause, and then with what
+// Trouble says; with ErrLimit if too much waits already, or with ErrClosed; ErrPeerLost if the connection ended; ErrLimit or
 // ErrMalformed for a message over Limits or without frames.
 func (c *Control) Send(ctx context.Context, m Message) (generation uint64, err error) {
 	return c.sender.send(ctx, m)
@@ -128,6 +130,17 @@ func (c *Control) SendAsync(m Message, done func(generation uint64, err error)) 
 // ErrPeerLost, what libzmq has not written is lost. The next message makes a new connection.
 func (c *Control) Drop(to Endpoint) {
 	c.sender.post(command{kind: cmdDrop, endpoint: to})
+}
+
+// Trouble says why there is no connection to an endpoint that messages wait for, or that was lost,
+// as of the last attempt to connect; nil if there is one, or none was tried. It wraps ErrNotAllowed
+// where the peer refuses this side in the handshake, or the two have no CURVE keys in common.
+func (c *Control) Trouble(to Endpoint) error { return c.sender.trouble(to) }
+
+// Refused says why the last connection that came from an address after since was refused in its
+// handshake, wrapping ErrNotAllowed; nil if none was, or it cannot be told any more.
+func (c *Control) Refused(source netip.Addr, since time.Time) error {
+	return c.counters.refused.since(source, since)
 }
 
 // Stats gives counters and gauges, also after Close.

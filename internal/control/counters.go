@@ -6,12 +6,13 @@ import "sync/atomic"
 
 // counters are the running totals behind Stats.
 type counters struct {
-	messagesIn, bytesIn, messagesOut, bytesOut                         atomic.Uint64
-	droppedFrames, droppedBytes, receiveErrors, panics                 atomic.Uint64
-	sendsExpired, sendsCancelled, sendsLost, sendsRefused, sendsClosed atomic.Uint64
-	connects, disconnects, connectFailures, handshakeFailed            atomic.Uint64
-	peersRefused                                                       atomic.Uint64
-	endpoints, connected, blocked, pending, pendingBytes, strangers    atomic.Int64
+	messagesIn, bytesIn, messagesOut, bytesOut                                atomic.Uint64
+	droppedFrames, droppedBytes, receiveErrors, panics                        atomic.Uint64
+	sendsExpired, sendsCancelled, sendsLost, sendsRefused, sendsClosed        atomic.Uint64
+	connects, disconnects, connectFailures, handshakeFailed                   atomic.Uint64
+	peersRefused, handshakesRefused, handshakesCut                            atomic.Uint64
+	refused                                                                   refusedSources
+	endpoints, connected, blocked, pending, pendingBytes, strangers, incoming atomic.Int64
 }
 
 func (c *counters) snapshot() Stats {
@@ -24,8 +25,8 @@ func (c *counters) snapshot() Stats {
 		SendsLost: c.sendsLost.Load(), SendsRefused: c.sendsRefused.Load(), SendsClosed: c.sendsClosed.Load(),
 		Connects: c.connects.Load(), Disconnects: c.disconnects.Load(),
 		ConnectFailures: c.connectFailures.Load(), HandshakeFailed: c.handshakeFailed.Load(),
-		PeersRefused: c.peersRefused.Load(),
-		Endpoints:    int(c.endpoints.Load()), Connected: int(c.connected.Load()), Blocked: int(c.blocked.Load()),
-		Pending: int(c.pending.Load()), PendingBytes: int(c.pendingBytes.Load()),
+		PeersRefused: c.peersRefused.Load(), HandshakesRefused: c.handshakesRefused.Load(), HandshakesCut: c.handshakesCut.Load(),
+		Endpoints: int(c.endpoints.Load()), Connected: int(c.connected.Load()), Blocked: int(c.blocked.Load()),
+		Incoming: int(c.incoming.Load()), Pending: int(c.pending.Load()), PendingBytes: int(c.pendingBytes.Load()),
 	}
 }

@@ -23,13 +23,24 @@
 //
 // # Goroutines
 //
-// A Control runs three goroutines, however many peers it has, besides libzmq's own two threads:
-// the receiver owns the PULL socket and calls the handler; the sender owns every PUSH socket and
-// its monitor; the notifier calls what may block: completion callbacks and the observer. Where
-// not everybody may connect a fourth one, the gate, answers libzmq's question who may. ZMQ
-// sockets are not safe for concurrent use, so nothing else touches one. The owners do not
+// A Control runs four goroutines, however many peers it has, besides libzmq's own two threads:
+// the receiver owns the PULL socket and calls the handler; the gate owns that socket's monitor,
+// and where not everybody may connect answers libzmq's question who may; the sender owns every
+// PUSH socket and its monitor; the notifier calls what may block: completion callbacks and the
+// observer. ZMQ sockets are not safe for concurrent use, so nothing else touches one. The owners do not
 // sit in zmq_poll, which costs a system call for every socket whenever one is ready: they watch
 // the descriptors behind the sockets (ZMQ_FD) with epoll, next to an eventfd that wakes them.
+//
+// # Who was refused
+//
+// libzmq refuses a peer in the handshake, and what is known of it then depends on the side and the
+// reason (libzmq 4.3.4). Where the gate says no, to a network or to a client's CURVE key, both sides
+// are told. Where one side alone has CURVE both see it, but for the one that the other was quicker
+// to hang up on. A client that was given another server key
+// is refused by libzmq itself: the listening side sees that a message could not be decrypted, the
+// client only that the connection was closed. What speaks no ZMTP 3 is seen at the listening side
+// alone. Stats counts all of these there; Trouble, and the errors of messages that are not sent for
+// it, say it at the other.
 //
 // # What libzmq does not bound
 //

@@ -97,13 +97,14 @@ func (n *notifier) isClosed() bool {
 
 func (n *notifier) guard(what string, f func()) { guard(what, n.log, n.counters, f) }
 
-// guard runs f and survives its panic.
-func guard(what string, log *zap.Logger, c *counters, f func()) {
+// guard runs f and survives its panic, whose value it gives; nil if there was none.
+func guard(what string, log *zap.Logger, c *counters, f func()) (value any) {
 	defer func() {
-		if r := recover(); r != nil {
+		if value = recover(); value != nil {
 			c.panics.Add(1)
-			log.Error("control: panic in "+what, zap.Any("panic", r), zap.Stack("stack"))
+			log.Error("control: panic in "+what, zap.Any("panic", value), zap.Stack("stack"))
 		}
 	}()
 	f()
+	return nil
 }

@@ -3,6 +3,7 @@
 package control
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strconv"
@@ -42,7 +43,10 @@ type peer struct {
 	lastUsed    time.Time // a message was given
 	lastAttempt time.Time // a connection was begun, or lost
 	failures    int       // attempts since the last connection
-	handshake   string    // what went wrong in the current attempt's handshake
+	handshake   error     // what went wrong in the current attempt's handshake
+	cuts        int       // attempts in a row that the peer cut off in their handshakes
+	refused     error     // the last clear refusal, while attempts end in the handshake
+	trouble     error     // of the last attempt, nil once connected
 	reconnect   bool      // lost: connect again without being asked
 	untold      int       // events that the observer has not returned from
 	lossUntold  bool      // a Disconnected is among them
@@ -115,6 +119,7 @@ func (s *sender) newPeer(to Endpoint, stranger bool) *peer {
 func (s *sender) remove(p *peer) {
 	s.timers.stop(&p.timer)
 	s.befriend(p)
+	s.setTrouble(p, nil)
 	delete(s.peers, p.endpoint)
 	s.counters.endpoints.Add(-1)
 }
@@ -136,7 +141,7 @@ func (s *sender) peerAlarm(p *peer) {
 	unused := s.now.Sub(p.lastUsed) >= s.idleTimeout(p)
 	switch p.state {
 	case connecting:
-		s.attemptFailed(p, "timed out")
+		s.attemptFailed(p, errTimedOut)
 	case connected:
 		if unused && p.queue.n == 0 {
 			s.release(p, s.cfg.Linger)
@@ -188,10 +193,10 @@ func (s *sender) connect(p *peer) {
 	p.serial = s.serial
 	push, monitor, err := newPush(s.zctx, s.cfg, p.endpoint, p.serial)
 	if err != nil {
-		s.attemptFailed(p, err.Error())
+		s.attemptFailed(p, err)
 		return
 	}
-	p.push, p.monitor, p.state, p.handshake = push, monitor, connecting, ""
+	p.push, p.monitor, p.state, p.handshake = push, monitor, connecting, nil
 	if p.pushFD, err = push.GetFd(); err == nil {
 		if p.monitorFD, err = monitor.GetFd(); err == nil {
 			if err = s.poll.watch(p.monitorFD, p.monitorToken()); err == nil {
@@ -200,7 +205,7 @@ func (s *sender) connect(p *peer) {
 		}
 	}
 	if err != nil {
-		s.attemptFailed(p, errno(err).Error())
+		s.attemptFailed(p, errno(err))
 		return
 	}
 	// libzmq has the same limit on each stage, and says nothing if an address family is missing.
@@ -208,11 +213,12 @@ func (s *sender) connect(p *peer) {
 	s.readMonitor(p) // which arms its descriptor
 }
 
-func (s *sender) attemptFailed(p *peer, why string) {
+func (s *sender) attemptFailed(p *peer, why error) {
 	s.closeSockets(p, 0)
 	p.failures++
+	s.setTrouble(p, why)
 	s.counters.connectFailures.Add(1)
-	s.log.Info("control: cannot connect", zap.String("endpoint", p.name), zap.String("reason", why), zap.Int("attempts", p.failures))
+	s.log.Info("control: cannot connect", zap.String("endpoint", p.name), zap.NamedError("reason", why), zap.Int("attempts", p.failures))
 	pause := s.cfg.ReconnectMax
 	if n := p.failures - 1; n < 30 {
 		pause = min(pause, s.cfg.ReconnectMin<<n)
@@ -239,8 +245,8 @@ func (s *sender) readMonitor(p *peer) {
 			s.broken(p, err)
 		} else if state&zmq.POLLIN == 0 {
 			return
-		} else if event, _, _, err := monitor.RecvEvent(zmq.DONTWAIT); err == nil {
-			s.monitored(p, event)
+		} else if event, _, value, err := monitor.RecvEvent(zmq.DONTWAIT); err == nil {
+			s.monitored(p, event, value)
 		} else if !isErrno(err, syscall.EAGAIN) {
 			s.broken(p, err)
 		}
@@ -248,32 +254,48 @@ func (s *sender) readMonitor(p *peer) {
 }
 
 // monitored follows one connection through its life; there is no other after it.
-func (s *sender) monitored(p *peer, event zmq.Event) {
+func (s *sender) monitored(p *peer, event zmq.Event, value int) {
 	switch event {
 	case zmq.EVENT_HANDSHAKE_SUCCEEDED:
 		s.established(p)
-	case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-		p.handshake = "authentication failed"
-	case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-		p.handshake = "ZMTP handshake failed"
-	case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-		p.handshake = "closed during ZMTP handshake"
+	case zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+		s.handshakeFailed(p, event, value)
 	case zmq.EVENT_CLOSED, zmq.EVENT_CLOSE_FAILED, zmq.EVENT_DISCONNECTED:
 		switch {
 		case p.state == connected:
 			s.lost(p, "closed by the peer")
-		case p.handshake != "":
+		case p.handshake != nil:
 			s.counters.handshakeFailed.Add(1)
 			s.attemptFailed(p, p.handshake)
 		default:
-			s.attemptFailed(p, "refused or unreachable")
+			p.cuts, p.refused = 0, nil
+			s.attemptFailed(p, errUnreachable)
 		}
+	}
+}
+
+// handshakeFailed notes why the current attempt will fail. A connection that is cut off tells less
+// than an attempt before it may have.
+func (s *sender) handshakeFailed(p *peer, event zmq.Event, value int) {
+	cut := event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL && syscall.Errno(value) != syscall.EAGAIN
+	if !cut {
+		p.cuts, p.refused = 0, nil
+	} else {
+		p.cuts++
+	}
+	if p.handshake = p.refused; p.handshake == nil {
+		p.handshake = handshakeTrouble(event, value, s.cfg.Curve != nil, p.cuts)
+	}
+	if !cut && errors.Is(p.handshake, nixlkv.ErrNotAllowed) {
+		p.refused = p.handshake
 	}
 }
 
 func (s *sender) established(p *peer) {
 	s.generation++
 	p.state, p.generation, p.failures, p.reconnect = connected, s.generation, 0, false
+	p.cuts, p.refused = 0, nil
+	s.setTrouble(p, nil)
 	s.counters.connects.Add(1)
 	s.counters.connected.Add(1)
 	s.log.Debug("control: connected", zap.String("endpoint", p.name), zap.Uint64("generation", p.generation))
@@ -299,7 +321,7 @@ func (s *sender) broken(p *peer, err error) {
 	if p.state == connected {
 		s.lost(p, errno(err).Error())
 	} else {
-		s.attemptFailed(p, errno(err).Error())
+		s.attemptFailed(p, errno(err))
 	}
 }
 
@@ -308,6 +330,8 @@ func (s *sender) release(p *peer, linger time.Duration) {
 	was := p.state
 	s.closeSockets(p, linger)
 	p.lastAttempt, p.reconnect, p.failures = time.Time{}, false, 0
+	p.cuts, p.refused = 0, nil
+	s.setTrouble(p, nil)
 	if was == connected {
 		s.tell(p, Released)
 	}
@@ -322,8 +346,7 @@ func (s *sender) drop(p *peer) {
 // abandon fails everything that waits for p.
 func (s *sender) abandon(p *peer, reason *atomic.Uint64, err error) {
 	for o := p.queue.head; o != nil; o = p.queue.head {
-		p.queue.remove(o)
-		s.timers.stop(&o.timer)
+		s.unqueue(p, o)
 		reason.Add(1)
 		s.finish(o, 0, err)
 	}
@@ -335,8 +358,7 @@ func (s *sender) flush(p *peer) {
 		o := p.queue.head
 		switch sent, err := write(p.push, o.frames); {
 		case err == nil:
-			p.queue.remove(o)
-			s.timers.stop(&o.timer)
+			s.unqueue(p, o)
 			s.counters.messagesOut.Add(1)
 			s.counters.bytesOut.Add(uint64(o.bytes))
 			s.finish(o, p.generation, nil)

@@ -48,7 +48,7 @@ func (r *receiver) run() {
 			break
 		}
 	}
-	if err := r.pull.Close(); err != nil {
+	if err := closePull(r.pull); err != nil {
 		r.log.Error("control: close PULL socket", zap.Error(errno(err)))
 	}
 }
@@ -69,11 +69,19 @@ func (r *receiver) receiveAll() error {
 				return err
 			}
 			if frames != nil {
-				guard("handler", r.log, r.counters, func() { r.cfg.handle(source, frames) })
+				r.handle(source, frames)
 			}
 		}
 	}
 	return nil
+}
+
+// handle calls the handler.
+func (r *receiver) handle(source netip.Addr, frames [][]byte) {
+	value := guard("handler", r.log, r.counters, func() { r.cfg.handle(source, frames) })
+	if value != nil && r.cfg.Panicked != nil {
+		guard("what follows a panic", r.log, r.counters, func() { r.cfg.Panicked(source, frames, value) })
+	}
 }
 
 // receive takes one message; nil frames mean that it was over a limit, and dropped. libzmq

@@ -33,16 +33,23 @@ type sender struct {
 	closed  bool // no more messages
 	stopped bool // no more commands
 
+	troubleMu sync.Mutex
+	troubles  map[Endpoint]error // of endpoints in the table, why there is no connection
+
 	// Of the owner's goroutine alone.
-	now        time.Time
-	peers      map[Endpoint]*peer
-	watched    map[uint64]*peer // by poller token: even for the monitor, odd for the PUSH socket
-	timers     timers
-	strangers  int    // peers that are
-	serial     uint64 // of sockets made, names monitors and tokens
-	generation uint64
-	closing    bool
-	flushUntil time.Time
+	now                 time.Time
+	peers               map[Endpoint]*peer
+	watched             map[uint64]*peer // by poller token: even for the monitor, odd for the PUSH socket
+	timers              timers
+	strangers           int       // peers that are
+	waiting             int       // peers that messages wait for
+	queued, queuedBytes int       // what waits for all peers
+	most                float64   // no peer had a larger share
+	mostUntil           time.Time // until when that counts
+	serial              uint64    // of sockets made, names monitors and tokens
+	generation          uint64
+	closing             bool
+	flushUntil          time.Time
 }
 
 type commandKind uint8
@@ -213,7 +220,7 @@ func (s *sender) obey(c *command) {
 			s.expire(o)
 		default:
 			s.counters.sendsCancelled.Add(1)
-			s.giveUp(o, fmt.Errorf("%w: %s: %w", nixlkv.ErrSendBlocked, o.to, c.cause))
+			s.giveUp(o, fmt.Errorf("%w: %s: %w: %w", nixlkv.ErrSendBlocked, o.to, c.cause, s.peers[o.to].waitsFor()))
 		}
 	case cmdDrop:
 		if p := s.peers[c.endpoint]; p != nil {
@@ -264,7 +271,12 @@ func (s *sender) enqueue(o *outgoing) {
 			nixlkv.ErrSendBlocked, o.to, nixlkv.ErrLimit, p.queue.n, p.queue.bytes))
 		return
 	}
-	p.queue.push(o)
+	if err := s.makeRoom(p, o); err != nil {
+		s.counters.sendsRefused.Add(1)
+		s.finish(o, 0, fmt.Errorf("%w: %s: %w", nixlkv.ErrSendBlocked, o.to, err))
+		return
+	}
+	s.queue(p, o)
 	if p.state == connected {
 		if p.queue.n == 1 { // else the first in the queue is known to be blocked
 			s.flush(p)
@@ -280,20 +292,16 @@ func (s *sender) enqueue(o *outgoing) {
 // expire gives up a message whose deadline has passed.
 func (s *sender) expire(o *outgoing) {
 	p := s.peers[o.to]
-	why := "the peer does not read"
-	if p.state != connected {
-		why = fmt.Sprintf("no connection, %d attempts failed", p.failures)
-	}
+	why := p.waitsFor()
 	s.counters.sendsExpired.Add(1)
-	s.log.Warn("control: message not sent in time", zap.String("endpoint", p.name), zap.String("reason", why))
-	s.giveUp(o, fmt.Errorf("%w: %s: %w: %s", nixlkv.ErrSendBlocked, o.to, context.DeadlineExceeded, why))
+	s.log.Warn("control: message not sent in time", zap.String("endpoint", p.name), zap.NamedError("reason", why))
+	s.giveUp(o, fmt.Errorf("%w: %s: %w: %w", nixlkv.ErrSendBlocked, o.to, context.DeadlineExceeded, why))
 }
 
 // giveUp takes a message that waits out of its queue.
 func (s *sender) giveUp(o *outgoing, err error) {
 	p := s.peers[o.to]
-	p.queue.remove(o)
-	s.timers.stop(&o.timer)
+	s.unqueue(p, o)
 	s.finish(o, 0, err)
 	s.drained(p)
 	if p.stranger && p.queue.n == 0 && p.state != connected {

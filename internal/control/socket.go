@@ -74,15 +74,20 @@ func newContext(endpoints int) (*zmq.Context, error) {
 	return zctx, nil
 }
 
-// newPull makes and binds the PULL socket, and gives the address it is bound to.
-func newPull(zctx *zmq.Context, cfg *Config) (*zmq.Socket, netip.AddrPort, error) {
+// newPull makes and binds the PULL socket, with a monitor that sees all connections from the first
+// on, and gives the address it is bound to.
+func newPull(zctx *zmq.Context, cfg *Config) (pull, monitor *zmq.Socket, bound netip.AddrPort, err error) {
 	host, err := resolve(cfg.Host)
 	if err != nil {
-		return nil, netip.AddrPort{}, err
+		return nil, nil, netip.AddrPort{}, err
 	}
 	s, err := zctx.NewSocket(zmq.PULL)
 	if err != nil {
-		return nil, netip.AddrPort{}, fmt.Errorf("control: PULL socket: %w", errno(err))
+		return nil, nil, netip.AddrPort{}, fmt.Errorf("control: PULL socket: %w", errno(err))
+	}
+	monitor, err = zctx.NewSocket(zmq.PAIR)
+	if err != nil {
+		return nil, nil, netip.AddrPort{}, errors.Join(fmt.Errorf("control: monitor socket: %w", errno(err)), s.Close())
 	}
 	at := netip.AddrPortFrom(host, uint16(cfg.Port))
 	err = errors.Join(
@@ -101,15 +106,33 @@ func newPull(zctx *zmq.Context, cfg *Config) (*zmq.Socket, netip.AddrPort, error
 		err = errors.Join(s.SetCurveServer(1), s.SetCurveSecretkey(cfg.Curve.SecretKey))
 	}
 	if err == nil {
+		const events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | handshakeEvents
+		err = follow(s, monitor, "inproc://incoming", events)
+	}
+	if err == nil {
 		err = s.Bind(bindAddress(at))
 	}
 	if err == nil {
 		at, err = boundTo(s, host)
 	}
 	if err != nil {
-		return nil, netip.AddrPort{}, errors.Join(fmt.Errorf("control: bind %s: %w", at, errno(err)), s.Close())
+		return nil, nil, netip.AddrPort{}, errors.Join(fmt.Errorf("control: bind %s: %w", at, errno(err)), closePull(s), monitor.Close())
 	}
-	return s, at, nil
+	return s, monitor, at, nil
+}
+
+// closePull closes the PULL socket; its monitor hears nothing more, and can be closed then.
+func closePull(pull *zmq.Socket) error { return errors.Join(pull.Monitor("", 0), pull.Close()) }
+
+const handshakeEvents = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL |
+	zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+// follow has a monitor hear a socket's events. The name is one of the context's own.
+//
+// libzmq writes monitor events blocking, in its I/O thread: a monitor that nobody reads stops
+// the whole context.
+func follow(s, monitor *zmq.Socket, name string, events zmq.Event) error {
+	return errors.Join(monitor.SetLinger(0), s.Monitor(name, events), monitor.Connect(name))
 }
 
 func bindAddress(at netip.AddrPort) string {
@@ -133,10 +156,7 @@ func boundTo(s *zmq.Socket, host netip.Addr) (netip.AddrPort, error) {
 }
 
 // newPush makes a PUSH socket for one connection and starts to connect it, with a monitor that
-// sees everything from there on.
-//
-// libzmq writes monitor events blocking, in its I/O thread: a monitor that nobody reads stops
-// the whole context. One connection makes at most a handful of events, far below the
+// sees everything from there on. One connection makes at most a handful of events, far below the
 // monitor's high-water mark, and closePush stops the monitor before its reader goes.
 func newPush(zctx *zmq.Context, cfg *Config, to Endpoint, serial uint64) (push, monitor *zmq.Socket, err error) {
 	push, err = zctx.NewSocket(zmq.PUSH)
@@ -148,7 +168,6 @@ func newPush(zctx *zmq.Context, cfg *Config, to Endpoint, serial uint64) (push, 
 		return nil, nil, errors.Join(fmt.Errorf("control: monitor socket: %w", errno(err)), push.Close())
 	}
 	err = errors.Join(
-		monitor.SetLinger(0),
 		push.SetLinger(0), // set anew when it is closed
 		push.SetIpv6(to.addr.Addr().Is6()),
 		push.SetSndhwm(cfg.Limits.SendHWM),
@@ -167,14 +186,9 @@ func newPush(zctx *zmq.Context, cfg *Config, to Endpoint, serial uint64) (push, 
 		)
 	}
 	if err == nil {
-		const events = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CLOSE_FAILED |
-			zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL |
-			zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-		name := "inproc://monitor-" + strconv.FormatUint(serial, 10)
-		if err = push.Monitor(name, events); err == nil {
-			if err = monitor.Connect(name); err == nil {
-				err = push.Connect(to.String())
-			}
+		const events = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CLOSE_FAILED | handshakeEvents
+		if err = follow(push, monitor, "inproc://monitor-"+strconv.FormatUint(serial, 10), events); err == nil {
+			err = push.Connect(to.String())
 		}
 	}
 	if err != nil {

@@ -24,10 +24,17 @@ type Stats struct {
 	Disconnects     uint64 // connections lost
 	ConnectFailures uint64 // attempts to connect that failed
 	HandshakeFailed uint64 // of these, in the handshake: not ZMTP 3, other CURVE keys
-	PeersRefused    uint64 // incoming connections refused: address not allowed, other CURVE keys
-	Endpoints       int    // in the table
-	Connected       int    // endpoints with a connection
-	Blocked         int    // connected endpoints that messages wait for
-	Pending         int    // messages and bytes waiting, callbacks not yet
-	PendingBytes    int    // returned included
+
+	// Incoming connections that came to nothing, by reason. They are logged with the peer's address,
+	// as far as it can be told.
+	PeersRefused      uint64 // address not allowed, or a CURVE key that is not known
+	HandshakesRefused uint64 // meant for another CURVE server key, CURVE on one side alone, not ZMTP 3
+	HandshakesCut     uint64 // the peer closed it before its handshake was over, or did not go on with it
+
+	Endpoints    int // in the table
+	Connected    int // endpoints with a connection
+	Blocked      int // connected endpoints that messages wait for
+	Incoming     int // connections that came in, those in their handshake included
+	Pending      int // messages and bytes waiting, callbacks not yet
+	PendingBytes int // returned included
 }

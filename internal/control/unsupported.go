@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/nixlkv/nixlkv"
 )
@@ -40,6 +41,12 @@ func (*Control) SendAsync(Message, func(uint64, error)) error { return unsupport
 
 // Drop has nothing to close.
 func (*Control) Drop(Endpoint) {}
+
+// Trouble knows of none.
+func (*Control) Trouble(Endpoint) error { return nil }
+
+// Refused knows of none.
+func (*Control) Refused(netip.Addr, time.Time) error { return nil }
 
 // Stats are all zero.
 func (*Control) Stats() Stats { return Stats{} }
