@@ -79,7 +79,9 @@ type Manager struct {
 func NewManager(ctx context.Context, layout *registry.Layout, opts ...Option) (*Manager, error) {
 	cfg := defaultConfig()
 	for _, o := range opts {
-		o(&cfg)
+		if o != nil {
+			o(&cfg)
+		}
 	}
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -250,7 +252,9 @@ func (m *Manager) Open(id nixlkv.Room, addr string, opts ...RoomOption) (*Receiv
 	}
 	r.receiver = &Receiver{r}
 	for _, o := range opts {
-		o(r)
+		if o != nil {
+			o(r)
+		}
 	}
 	if err := m.attach(r); err != nil {
 		m.leave(p)

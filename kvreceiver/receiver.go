@@ -36,7 +36,7 @@ func Aux(n int) AuxSlot { return AuxSlot{n, true} }
 // Receiver receives one room. Its methods may be called from many goroutines.
 type Receiver struct{ r *room }
 
-// RoomOption configures Manager.Open.
+// RoomOption configures Manager.Open. A nil one changes nothing.
 type RoomOption func(*room)
 
 // WithDPRank names the prefill's DP rank that serves the room, where the request says so.

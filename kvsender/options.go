@@ -16,7 +16,7 @@ import (
 	"github.com/nixlkv/nixlkv/nixl"
 )
 
-// Option configures NewManager.
+// Option configures NewManager. A nil one changes nothing.
 type Option func(*config)
 
 // Limits bound what a manager holds. A field that is not positive takes its default.
@@ -153,12 +153,12 @@ func (c *config) validate() error {
 }
 
 // WithEngine gives the NIXL engine; the manager makes its own agent on it and leaves the
-// engine open. Without it the manager opens nixl.Auto and closes it.
+// engine open. Without it, or with nil, the manager opens nixl.Auto and closes it.
 func WithEngine(e *nixl.Engine) Option { return func(c *config) { c.engine = e } }
 
 // WithMemory names the buffers that memory of the layout lies in. They cannot be freed before
 // the manager has let go of them (hostmem.ErrInUse). Other memory is known by its address
-// alone, and stays mapped as NewManager asks.
+// alone, and stays mapped as NewManager asks. A nil buffer is none.
 func WithMemory(buffers ...*hostmem.Buffer) Option {
 	return func(c *config) { c.memory = append(c.memory, buffers...) }
 }
@@ -245,7 +245,7 @@ func WithCloseTimeout(d time.Duration) Option { return func(c *config) { c.close
 func WithWorkers(n int) Option { return func(c *config) { c.workers = n } }
 
 // WithThreadInit runs f once on each thread that makes native calls, before the first: a
-// server makes its CUDA context current there. An error of it fails NewManager.
+// server makes its CUDA context current there. An error of it fails NewManager; nil is no f.
 func WithThreadInit(f func() error) Option { return func(c *config) { c.threadInit = f } }
 
 // WithCurve encrypts control messages and lets only those in who have a key. It is for managers
