@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/reasons"
 	"github.com/nixlkv/nixlkv/metadata"
 )
 
@@ -171,26 +172,27 @@ const (
 	failedByOther = "NIXL KVReceiver Exception"
 )
 
-// Abort gives the room up, with SGLang's text if no reason is given. Its prefill ranks are
-// told at once; Released says when the pages are the caller's again. A room that has ended
-// stays as it is.
+// Abort gives the room up, with SGLang's text if no reason is given. One of more than 3 KiB is
+// cut, and says so; what is not UTF-8, or is a control character other than a tab or a line feed,
+// is replaced. The prefill ranks are told at once; Released says when the pages are the caller's
+// again. A room that has ended stays as it is.
 func (v *Receiver) Abort(reason string) {
 	if reason == "" {
 		reason = abortedHere
 	}
 	v.r.mu.Lock()
 	defer v.r.mu.Unlock()
-	v.r.fail(fmt.Errorf("%w: %s", nixlkv.ErrAborted, reason))
+	v.r.fail(fmt.Errorf("%w: %s", nixlkv.ErrAborted, reasons.Bound(reason, reasons.Given)))
 }
 
 // FailedElsewhere fails a room that nothing here explains: another rank of this decode failed,
-// as the server learned from its group. ranks is what each has told, as far as it is known.
-// The room's error is marked FromAnotherRank.
+// as the server learned from its group. ranks is what each has told, as far as it is known; its
+// texts are bounded as Abort's. The room's error is marked FromAnotherRank.
 func (v *Receiver) FailedElsewhere(ranks []nixlkv.RankReport) {
 	v.r.mu.Lock()
 	defer v.r.mu.Unlock()
 	v.r.fail(&KVTransferError{Room: v.r.id, Reason: failedByOther, FromAnotherRank: true,
-		Ranks: slices.Clone(ranks), Cause: nixlkv.ErrAnotherRank})
+		Ranks: reasons.Reports(ranks), Cause: nixlkv.ErrAnotherRank})
 }
 
 // Released waits until nothing can be written to the room's pages and slots any more. It

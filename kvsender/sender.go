@@ -3,10 +3,10 @@ package kvsender
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/reasons"
 )
 
 // Plan says what a room will send.
@@ -248,24 +248,26 @@ func (s *Sender) Wait(ctx context.Context) error {
 }
 
 // Abort gives the room up: the decode is told, with the reason, once nothing is in flight
-// any more. A room that has ended stays as it is.
+// any more; without one, with SGLang's text. A reason of more than 3 KiB is cut, and says so; what
+// is not UTF-8, or is a control character other than a tab or a line feed, is replaced. A room
+// that has ended stays as it is.
 func (s *Sender) Abort(reason string) {
 	if reason == "" {
 		reason = abortedHere
 	}
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
-	s.r.fail(fmt.Errorf("%w: %s", nixlkv.ErrAborted, reason))
+	s.r.fail(fmt.Errorf("%w: %s", nixlkv.ErrAborted, reasons.Bound(reason, reasons.Given)))
 }
 
 // FailedElsewhere fails a room that nothing here explains: another rank of this prefill
 // failed, as the server learned from its group. ranks is what each has told, as far as it is
-// known. The room's error is marked FromAnotherRank.
+// known; its texts are bounded as Abort's. The room's error is marked FromAnotherRank.
 func (s *Sender) FailedElsewhere(ranks []nixlkv.RankReport) {
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
 	s.r.fail(&KVTransferError{Room: s.r.id, Reason: "NIXL KVSender Exception", FromAnotherRank: true,
-		Ranks: slices.Clone(ranks), Cause: nixlkv.ErrAnotherRank})
+		Ranks: reasons.Reports(ranks), Cause: nixlkv.ErrAnotherRank})
 }
 
 // Close ends the use of the sender. A room that has not ended is aborted. The manager
