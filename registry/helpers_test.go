@@ -97,6 +97,15 @@ var anyLayout = rapid.Custom(func(t *rapid.T) *Layout {
 		}
 		return rapid.IntRange(0, maxLayerID).Draw(t, "layer")
 	}
+	uses := map[int]int{} // of a layer by KV regions: K and V
+	region := func() int {
+		id := layer()
+		for id != NoLayer && uses[id] == 2 {
+			id = layer()
+		}
+		uses[id]++
+		return id
+	}
 	tp := rapid.IntRange(0, 8).Draw(t, "tp")
 	dcp := rapid.IntRange(0, 4).Draw(t, "dcp")
 	l := &Layout{
@@ -111,7 +120,7 @@ var anyLayout = rapid.Custom(func(t *rapid.T) *Layout {
 		item := rapid.Uint64Range(1, 1<<20).Draw(t, "item")
 		length := item * rapid.Uint64Range(1, 1<<10).Draw(t, "pages")
 		l.KV = append(l.KV, Region{
-			Base: memory(length), Len: length, ItemLen: item, LayerID: layer(),
+			Base: memory(length), Len: length, ItemLen: item, LayerID: region(),
 			Kind: rapid.SampledFrom([]Kind{VRAM, DRAM}).Draw(t, "kind"),
 		})
 	}
