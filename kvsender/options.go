@@ -36,6 +36,11 @@ type Limits struct {
 	// Registrations are new decodes from one address (one /64 of IPv6) in a minute; default 256.
 	// One beyond is taken up when a room needs it.
 	Registrations int
+	// PeerMetadataBytes are the bytes of NIXL's metadata of all decodes together, which are kept to
+	// be loaded again; default 1 GiB. A registration beyond is refused, and its rooms fail with
+	// nixlkv.ErrLimit, unless refused or lost decodes without rooms can be forgotten for it. A
+	// decode that was refused may register again when others have gone.
+	PeerMetadataBytes int
 	// Strangers are answers on their way to addresses at which no decode is registered, and
 	// connections for them; default 256. Further ones are left out.
 	Strangers int
@@ -51,7 +56,7 @@ func (l Limits) complete() Limits {
 		n    *int
 		dflt int
 	}{{&l.Rooms, 1 << 16}, {&l.Peers, 1024}, {&l.Chunks, 4096}, {&l.InFlight, 64}, {&l.LoadQueue, 1024},
-		{&l.DoneRooms, 1 << 16}, {&l.AbortAcks, 64}, {&l.AnnouncedBytes, 512 << 20}, {&l.Registrations, 256}, {&l.Strangers, 256},
+		{&l.DoneRooms, 1 << 16}, {&l.AbortAcks, 64}, {&l.AnnouncedBytes, 512 << 20}, {&l.Registrations, 256}, {&l.PeerMetadataBytes, 1 << 30}, {&l.Strangers, 256},
 		{&l.FrameBytes, 16 << 20}, {&l.MetadataBytes, 16 << 20}, {&l.Regions, 4096}, {&l.Pages, 4 << 20}} {
 		if *f.n <= 0 {
 			*f.n = f.dflt
