@@ -21,7 +21,7 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-func ok(t *testing.T, err error) {
+func ok(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
