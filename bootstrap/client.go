@@ -214,7 +214,7 @@ func (c *Client) Topology(ctx context.Context) (Topology, error) {
 		return err
 	})
 	if err != nil {
-		return Topology{}, fmt.Errorf("bootstrap: Could not fetch prefill parallel info from %s: %w", c.addr, err)
+		return Topology{}, fmt.Errorf("bootstrap: Could not fetch prefill parallel info from bootstrap_addr: %s: %w", c.addr, err)
 	}
 	return t, nil
 }

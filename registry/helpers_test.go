@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nixlkv/nixlkv/internal/sentinels"
 	"pgregory.net/rapid"
 )
 
@@ -53,6 +54,9 @@ func refused(t *testing.T, err error, field string, sentinel error, text string)
 	t.Helper()
 	if !errors.Is(err, sentinel) {
 		t.Errorf("%v does not wrap %v", err, sentinel)
+	}
+	if err := sentinels.Repeated(err); err != nil {
+		t.Error(err)
 	}
 	for _, fe := range fieldErrors(err) {
 		if fe.Field == field && errors.Is(fe, sentinel) {
