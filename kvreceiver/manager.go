@@ -237,10 +237,14 @@ func (m *Manager) ControlPort() int { return m.ctl.Port() }
 
 // Open opens a room at the prefill whose bootstrap server is at addr, host:port. It does no
 // I/O. It gives nixlkv.ErrRoomInUse while the room is open, nixlkv.ErrLimit at the bound on
-// rooms or prefills, and nixlkv.ErrMalformed for a room or address that cannot be.
+// rooms or prefills, and nixlkv.ErrMalformed for a room or address that cannot be: under
+// WithMetadata not room 0, by which a metadata slot says that it was not written.
 func (m *Manager) Open(id nixlkv.Room, addr string, opts ...RoomOption) (*Receiver, error) {
 	if id > nixlkv.MaxRoom {
 		return nil, fmt.Errorf("kvreceiver: %w: room %d", nixlkv.ErrMalformed, id)
+	}
+	if id == 0 && m.cfg.metadata != nil {
+		return nil, fmt.Errorf("kvreceiver: %w: room 0: in a metadata slot it stands for no room, and could not be told from a slot that nobody has written", nixlkv.ErrMalformed)
 	}
 	p, err := m.prefillAt(addr)
 	if err != nil {

@@ -15,13 +15,23 @@ import (
 type Destination struct {
 	// Pages are the pages after the decode's prefix, in the order of the sequence; none on a
 	// full prefix hit. Page p of every KV region belongs to the room.
+	//
+	// There must be as many as the prefill will send. With fewer the room fails. With more it
+	// succeeds, as in SGLang, and the pages after those that were sent keep what was in them:
+	// neither the wire nor Wait tells how many came. So prefill and decode have to work the number
+	// out alike, from the same prompt, prefix and page size; a decode that cannot be certain of that
+	// tells its prefill by other means, and compares.
 	Pages []int32
-	// Aux is the metadata slot. It is required.
+	// Aux is the metadata slot. It is required. A prefill that has another number of metadata
+	// buffers writes the leading ones that both have (this library's, and SGLang's from 0.5.23;
+	// earlier ones fail): the others keep what was in them.
 	Aux AuxSlot
 	// State are the slots of each state component of the layout, in its order; nil, or shorter,
 	// where a room has none.
 	State [][]int32
-	// Prefix counts the tokens that this rank has already.
+	// Prefix counts the tokens that this rank has already. The prefill computes the rest: any
+	// number is taken, and whole pages are the caller's business, but decode context parallelism
+	// (DCP) needs a multiple of the page size times its ranks, or the prefill fails the room.
 	Prefix int
 }
 
@@ -131,7 +141,8 @@ func (v *Receiver) Err() error {
 // Done is closed when the room has ended.
 func (v *Receiver) Done() <-chan struct{} { return v.r.done }
 
-// Wait waits until the room has ended: nil when everything is there, else a *KVTransferError.
+// Wait waits until the room has ended: nil when everything that the prefill had to send is there,
+// which may be fewer pages than were published (see Destination.Pages), else a *KVTransferError.
 // When the context ends first it gives the context's error and leaves the room as it is. It
 // may be called again and again.
 func (v *Receiver) Wait(ctx context.Context) error {

@@ -337,6 +337,9 @@ func (t *peerTable) wireInto(w *wiredPeer, p *registry.Peer) (err error) {
 // mayPass lets a later try succeed where the peer was lost or is still settling, or the engine
 // has failed, which may pass too: a decode registers once, and would be refused for good.
 func mayPass(err error) error {
+	if errors.Is(err, nixlkv.ErrPeerStale) {
+		return err
+	}
 	for _, passes := range []error{nixl.ErrBusy, nixl.ErrPeerLost, context.DeadlineExceeded, nixl.StatusBackend} {
 		if errors.Is(err, passes) && !errors.Is(err, nixl.ErrNotRegistered) {
 			return fmt.Errorf("%w: %w", nixlkv.ErrPeerStale, err)
