@@ -10,11 +10,11 @@ var (
 	// ErrMalformed: bytes from outside do not have the form that the protocol asks for.
 	ErrMalformed = errors.New("nixlkv: malformed")
 	// ErrTimeout: a deadline of the protocol passed (bootstrap or waiting timeout).
-	ErrTimeout = errors.New("nixlkv: timed out")
+	ErrTimeout = errors.New("nixlkv: timeout")
 	// ErrAborted: the caller, or the other side, gave the room up.
-	ErrAborted = errors.New("nixlkv: aborted")
+	ErrAborted = errors.New("nixlkv: room given up")
 	// ErrPeerLost: the other side's process or connection is gone.
-	ErrPeerLost = errors.New("nixlkv: lost connection")
+	ErrPeerLost = errors.New("nixlkv: peer gone")
 	// ErrPeerFailed: the other side told that it failed.
 	ErrPeerFailed = errors.New("nixlkv: peer reported failure")
 	// ErrAnotherRank: nothing local explains the failure, another rank failed.
@@ -38,7 +38,7 @@ var (
 var (
 	// ErrMissingMemoryKind: a side has no memory kind to send from or to: a layout without KV
 	// regions, a peer whose kinds are unset, or one that was replaced meanwhile.
-	ErrMissingMemoryKind = errors.New("nixlkv: missing NIXL KV memory kind")
+	ErrMissingMemoryKind = errors.New("nixlkv: no KV memory kind")
 	// ErrMemoryKinds: kinds that are unknown, or not one per region.
 	ErrMemoryKinds = errors.New("nixlkv: invalid KV memory kinds")
 	// ErrRegions: the two sides' regions cannot be paired.
@@ -50,7 +50,7 @@ var (
 	// ErrPageCount: more or fewer pages than the other side has room for or was promised.
 	ErrPageCount = errors.New("nixlkv: page count mismatch")
 	// ErrAuxIndex: the aux slot is missing or out of range.
-	ErrAuxIndex = errors.New("nixlkv: aux index")
+	ErrAuxIndex = errors.New("nixlkv: metadata slots")
 	// ErrState: state components, indices or slots that do not match.
 	ErrState = errors.New("nixlkv: state mismatch")
 	// ErrTopology: ranks and sizes that cannot work together.

@@ -73,7 +73,7 @@ type clientConfig struct {
 	allowed        []netip.Prefix
 }
 
-// ClientOption changes a client's defaults.
+// ClientOption changes a client's defaults. A nil one changes nothing.
 type ClientOption func(*clientConfig)
 
 // WithRequestTimeout bounds one request. Zero or less means DefaultRequestTimeout.
@@ -100,12 +100,13 @@ func WithClientToken(token string) ClientOption {
 	return func(c *clientConfig) { c.token = token }
 }
 
-// WithClientTLS speaks HTTPS. Config is not modified and must not be afterwards.
+// WithClientTLS speaks HTTPS; with nil, HTTP. Config is not modified and must not be afterwards.
 func WithClientTLS(config *tls.Config) ClientOption {
 	return func(c *clientConfig) { c.tls = config }
 }
 
-// WithTransport replaces the connections, which by default use no proxy: ranks are neighbours.
+// WithTransport replaces the connections, which by default, or with nil, use no proxy: ranks are
+// neighbours.
 func WithTransport(rt http.RoundTripper) ClientOption {
 	return func(c *clientConfig) { c.transport = rt }
 }
@@ -126,7 +127,9 @@ func NewClient(addr string, opts ...ClientOption) (*Client, error) {
 	}
 	c := clientConfig{request: DefaultRequestTimeout, ready: DefaultReadyTimeout}
 	for _, o := range opts {
-		o(&c)
+		if o != nil {
+			o(&c)
+		}
 	}
 	allowed, err := trust.NewList(c.allowed...)
 	if err != nil {
@@ -211,7 +214,7 @@ func (c *Client) Topology(ctx context.Context) (Topology, error) {
 		return err
 	})
 	if err != nil {
-		return Topology{}, fmt.Errorf("bootstrap: Could not fetch prefill parallel info from %s: %w", c.addr, err)
+		return Topology{}, fmt.Errorf("bootstrap: Could not fetch prefill parallel info from bootstrap_addr: %s: %w", c.addr, err)
 	}
 	return t, nil
 }

@@ -66,7 +66,9 @@ func NewServer(opts ...ServerOption) *Server {
 		roomTTL: DefaultRoomTTL, maxRooms: DefaultMaxRooms, maxRanks: MaxRanks,
 	}
 	for _, o := range opts {
-		o(&c)
+		if o != nil {
+			o(&c)
+		}
 	}
 	s := &Server{
 		log: ratelog.Sampled(c.log), now: c.now,

@@ -28,10 +28,10 @@ type serverConfig struct {
 	allowed  []netip.Prefix
 }
 
-// ServerOption changes a server's defaults.
+// ServerOption changes a server's defaults. A nil one changes nothing.
 type ServerOption func(*serverConfig)
 
-// WithLogger sends a server's log to l; without it nothing is logged.
+// WithLogger sends a server's log to l; without it, or with nil, nothing is logged.
 func WithLogger(l *zap.Logger) ServerOption {
 	return func(c *serverConfig) {
 		if l != nil {
@@ -40,7 +40,7 @@ func WithLogger(l *zap.Logger) ServerOption {
 	}
 }
 
-// WithClock replaces time.Now for the expiry of rooms.
+// WithClock replaces time.Now for the expiry of rooms; nil does not.
 func WithClock(now func() time.Time) ServerOption {
 	return func(c *serverConfig) {
 		if now != nil {
@@ -92,7 +92,7 @@ func WithAllowedClients(networks ...netip.Prefix) ServerOption {
 	return func(c *serverConfig) { c.allowed = append(c.allowed, networks...) }
 }
 
-// WithTLS makes Listen and Serve speak HTTPS. SGLang's workers speak HTTP alone.
+// WithTLS makes Listen and Serve speak HTTPS; with nil, HTTP. SGLang's workers speak HTTP alone.
 func WithTLS(config *tls.Config) ServerOption {
 	return func(c *serverConfig) { c.tls = config }
 }

@@ -3,6 +3,7 @@ package bootstrap
 import (
 	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/nixlkv/nixlkv"
 )
@@ -47,7 +48,7 @@ func newStatusError(method, path string, code int, text string) *StatusError {
 
 func (e *StatusError) Error() string {
 	prefix := "bootstrap"
-	if e.meaning != nil {
+	if e.meaning != nil && !strings.Contains(e.Text, e.meaning.Error()) { // this package's server says it itself
 		prefix = e.meaning.Error()
 	}
 	return fmt.Sprintf("%s: %s answered %d %s: %q", prefix, e.Request, e.Code, http.StatusText(e.Code), e.Text)

@@ -29,7 +29,7 @@ type options struct {
 	mode   int // MPOL_BIND or MPOL_PREFERRED
 }
 
-// Option changes what [Alloc] makes.
+// Option changes what [Alloc] makes. A nil one changes nothing.
 type Option func(*options)
 
 // HugePages asks for 2 MiB pages. They come from the system's pool (vm.nr_hugepages); if
@@ -58,7 +58,9 @@ func Name(name string) Option { return func(o *options) { o.name = name } }
 func Alloc(size int, opts ...Option) (*Buffer, error) {
 	o := options{name: "nixlkv", node: noNode}
 	for _, opt := range opts {
-		opt(&o)
+		if opt != nil {
+			opt(&o)
+		}
 	}
 	if size <= 0 {
 		return nil, fmt.Errorf("%w: %d bytes", ErrSize, size)

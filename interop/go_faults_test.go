@@ -84,7 +84,7 @@ func TestGoDecodeKilled(t *testing.T) {
 				p.decode[0].kill()
 				if stage != "after" {
 					got := done(t, ctx, p.prefill.ranks[0], c.rooms[0].number)
-					if got.Status != "Failed" || !strings.Contains(got.message, "lost connection") {
+					if got.Status != "Failed" || !strings.Contains(got.message, "peer gone") {
 						t.Errorf("the room of a killed decode: %s %s", got.Status, got.message)
 					}
 					t.Logf("the room failed %v after the decode was killed", time.Since(killed).Round(time.Millisecond))
@@ -120,7 +120,7 @@ func TestGoDecodeRestartedUnseen(t *testing.T) {
 		p.decode[0].kill()
 		again := p.prefill.startDecode(t, s, by)
 		again.succeeds(t, aRoom(2, 0, 0))
-		if got := done(t, ctx, p.prefill.ranks[0], 1); got.Status != "Failed" || !strings.Contains(got.message, "lost connection") {
+		if got := done(t, ctx, p.prefill.ranks[0], 1); got.Status != "Failed" || !strings.Contains(got.message, "peer gone") {
 			t.Errorf("the room of a killed decode: %s %s", got.Status, got.message)
 		}
 		p.prefill.knows(t, again)

@@ -50,7 +50,7 @@ func testHalfOpen(t *testing.T, engine nixl.Kind, params string) {
 	}
 	for _, x := range notices {
 		got := done(t, ctx, x, 3)
-		if got.Status != "Failed" || !strings.Contains(got.message, "lost connection") {
+		if got.Status != "Failed" || !strings.Contains(got.message, "peer gone") {
 			t.Errorf("%s: %s %s", x.name, got.Status, got.message)
 		}
 	}

@@ -46,7 +46,7 @@ func (m *Manager) checkDestination(d *Destination) error {
 func checkRange(what string, numbers []int32, n uint64) error {
 	for i, p := range numbers {
 		if p < 0 || uint64(p) >= n {
-			return fmt.Errorf("%s index out of range: %d at position %d, there are %d", what, p, i, n)
+			return fmt.Errorf("%s %d at position %d, there are %d", what, p, i, n)
 		}
 	}
 	return nil
@@ -81,7 +81,7 @@ func checkState(c *registry.StateComponent, slots []int32) error {
 			}
 		}
 	}
-	return checkRange("slot", slots, n)
+	return checkRange("slot index out of range:", slots, n)
 }
 
 // checkMetadata checks that metadata buffers are those of the layout.

@@ -23,8 +23,8 @@ func TestWrongDestinations(t *testing.T) {
 		want error
 		text string
 	}{
-		{"page past the end", Destination{Pages: []int32{0, kitPages}, Aux: Aux(0)}, nixlkv.ErrPageRange, "page index out of range: 64 at position 1, there are 64"},
-		{"negative page", Destination{Pages: []int32{-1}, Aux: Aux(0)}, nixlkv.ErrPageRange, "page index out of range: -1"},
+		{"page past the end", Destination{Pages: []int32{0, kitPages}, Aux: Aux(0)}, nixlkv.ErrPageRange, "page index out of range: page 64 at position 1, there are 64"},
+		{"negative page", Destination{Pages: []int32{-1}, Aux: Aux(0)}, nixlkv.ErrPageRange, "page index out of range: page -1"},
 		{"least page", Destination{Pages: []int32{math.MinInt32}, Aux: Aux(0)}, nixlkv.ErrPageRange, "out of range"},
 		{"greatest page", Destination{Pages: []int32{math.MaxInt32}, Aux: Aux(0)}, nixlkv.ErrPageRange, "out of range"},
 		{"a page twice", Destination{Pages: []int32{5, 5}, Aux: Aux(0)}, nixlkv.ErrPageRange, "page 5 is given twice"},

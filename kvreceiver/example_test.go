@@ -79,7 +79,7 @@ func ExampleReceiver_Released() {
 		fmt.Println(err) // ctx has ended
 	}
 	// Output:
-	// nixlkv: aborted: out of pages
+	// nixlkv: room given up: out of pages
 	// the pages are free
 }
 

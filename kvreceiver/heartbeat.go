@@ -2,6 +2,7 @@ package kvreceiver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -82,8 +83,10 @@ func (p *prefill) beat() {
 	}
 	p.misses = 0
 	p.giveUp()
-	cause := fmt.Errorf("%w: Lost connection with prefill instance (bootstrap_addr: %s): %d heartbeats failed: %w",
-		nixlkv.ErrPeerLost, p.addr, m.cfg.heartbeatFailures, err)
+	cause := fmt.Errorf("prefill: Lost connection with prefill instance (bootstrap_addr: %s): %d heartbeats failed: %w", p.addr, m.cfg.heartbeatFailures, err)
+	if !errors.Is(err, nixlkv.ErrPeerLost) {
+		cause = fmt.Errorf("%w: %w", nixlkv.ErrPeerLost, cause)
+	}
 	m.afterDrain(func() { m.failRooms(p, cause) })
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/sentinels"
 	"github.com/nixlkv/nixlkv/nixl"
 	"github.com/nixlkv/nixlkv/registry"
 )
@@ -192,6 +193,9 @@ func checkError(t *testing.T, r *Receiver, err error, want error, text string) *
 	var te *KVTransferError
 	if !errors.As(err, &te) || te.Room != r.Room() || want != nil && !errors.Is(err, want) || !strings.Contains(err.Error(), text) {
 		t.Fatalf("room %d: got %v, want %v with %q", r.Room(), err, want, text)
+	}
+	if err := sentinels.Repeated(err); err != nil {
+		t.Error(err)
 	}
 	if te.Peer == "" || !strings.HasPrefix(err.Error(), "KVTransferError(bootstrap_room="+r.Room().String()+"): ") {
 		t.Errorf("room %d: peer %q, %v", r.Room(), te.Peer, err)

@@ -76,7 +76,9 @@ type Manager struct {
 func NewManager(ctx context.Context, layout *registry.Layout, opts ...Option) (*Manager, error) {
 	cfg := defaultConfig()
 	for _, o := range opts {
-		o(&cfg)
+		if o != nil {
+			o(&cfg)
+		}
 	}
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -233,10 +235,14 @@ func (m *Manager) ControlPort() int { return m.ctl.Port() }
 
 // Open opens a room at the prefill whose bootstrap server is at addr, host:port. It does no
 // I/O. It gives nixlkv.ErrRoomInUse while the room is open, nixlkv.ErrLimit at the bound on
-// rooms or prefills, and nixlkv.ErrMalformed for a room or address that cannot be.
+// rooms or prefills, and nixlkv.ErrMalformed for a room or address that cannot be: under
+// WithMetadata not room 0, by which a metadata slot says that it was not written.
 func (m *Manager) Open(id nixlkv.Room, addr string, opts ...RoomOption) (*Receiver, error) {
 	if id > nixlkv.MaxRoom {
 		return nil, fmt.Errorf("kvreceiver: %w: room %d", nixlkv.ErrMalformed, id)
+	}
+	if id == 0 && m.cfg.metadata != nil {
+		return nil, fmt.Errorf("kvreceiver: %w: room 0: in a metadata slot it stands for no room, and could not be told from a slot that nobody has written", nixlkv.ErrMalformed)
 	}
 	p, err := m.prefillAt(addr)
 	if err != nil {
@@ -248,7 +254,9 @@ func (m *Manager) Open(id nixlkv.Room, addr string, opts ...RoomOption) (*Receiv
 	}
 	r.receiver = &Receiver{r}
 	for _, o := range opts {
-		o(r)
+		if o != nil {
+			o(r)
+		}
 	}
 	if err := m.attach(r); err != nil {
 		m.leave(p)

@@ -2,6 +2,7 @@ package kvreceiver
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/nixlkv/nixlkv"
@@ -148,5 +149,24 @@ func TestMetadataOfOtherLayouts(t *testing.T) {
 	if err := r.Metadata(new(metadata.Record), metadata.Want{}); !errors.Is(err, nixlkv.ErrUnsupported) {
 		t.Errorf("without metadata buffers: %v", err)
 	}
+	ok(t, r.Close())
+}
+
+// Room 0 is what a metadata slot holds that nobody has written.
+func TestMetadataOfRoomZero(t *testing.T) {
+	l, err := metadata.NewLayout(metadata.SGLang0523, metadata.Options{})
+	ok(t, err)
+	e := openEngine(t, nixl.Embedded)
+	mem := newKitMemory(t, withAux(l))
+	m := newManager(t, mem.layout(), append(quick(e), WithMetadata(mem.metadataBuffers(l)))...)
+	if _, err := m.Open(0, "127.0.0.1:1"); !errors.Is(err, nixlkv.ErrMalformed) || !strings.Contains(err.Error(), "room 0") {
+		t.Errorf("got %v", err)
+	}
+	r, err := m.Open(1, "127.0.0.1:1")
+	ok(t, err)
+	ok(t, r.Close())
+	m = newManager(t, mem.layout(), quick(e)...)
+	r, err = m.Open(0, "127.0.0.1:1") // the wire has nothing against it
+	ok(t, err)
 	ok(t, r.Close())
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/nixlkv/nixlkv/nixl"
 )
 
-// Option configures NewManager.
+// Option configures NewManager. A nil one changes nothing.
 type Option func(*config)
 
 // Limits bound what a manager holds. A field that is not positive takes its default.
@@ -148,13 +148,13 @@ func (c *config) validate() error {
 }
 
 // WithEngine gives the NIXL engine; the manager makes its own agent on it and leaves the
-// engine open. Without it the manager opens nixl.Auto and closes it.
+// engine open. Without it, or with nil, the manager opens nixl.Auto and closes it.
 func WithEngine(e *nixl.Engine) Option { return func(c *config) { c.engine = e } }
 
 // WithMemory names the buffers that memory of the layout lies in. They cannot be freed before
 // the manager has let go of them (hostmem.ErrInUse), and over the embedded engine a prefill
 // maps them, which is several times as fast as sending through a socket. Other memory is known
-// by its address alone, and stays mapped as NewManager asks.
+// by its address alone, and stays mapped as NewManager asks. A nil buffer is none.
 func WithMemory(buffers ...*hostmem.Buffer) Option {
 	return func(c *config) { c.memory = append(c.memory, buffers...) }
 }
@@ -207,10 +207,10 @@ func WithAllocationPolicy(p bootstrap.AllocationPolicy) Option {
 
 // WithMetadata says what the layout's aux slots are. Publish then clears a room's slot, and
 // when the room is complete the slot must hold its number: another one fails the room with
-// nixlkv.ErrCorruptMetadata. Receiver.Metadata reads the rest.
+// nixlkv.ErrCorruptMetadata. Receiver.Metadata reads the rest. With nil they are not looked at.
 func WithMetadata(b *metadata.Buffers) Option { return func(c *config) { c.metadata = b } }
 
-// WithLogger gives the logger. Without it nothing is logged.
+// WithLogger gives the logger. Without it, or with nil, nothing is logged.
 func WithLogger(l *zap.Logger) Option { return func(c *config) { c.log = l } }
 
 // WithConnectTimeout bounds Receiver.Connect where its context has no deadline. SGLang asks
@@ -245,7 +245,7 @@ func WithCloseTimeout(d time.Duration) Option { return func(c *config) { c.close
 
 // WithThreadInit runs f once on the thread that fetches notifications, before it does: a server
 // makes its CUDA context current there. NIXL's agent is made, and the layout's memory registered,
-// by whoever calls NewManager. An error of f fails NewManager.
+// by whoever calls NewManager. An error of f fails NewManager; nil is no f.
 func WithThreadInit(f func() error) Option { return func(c *config) { c.threadInit = f } }
 
 // WithCurve encrypts control messages and lets only those in who have a key. It is for managers

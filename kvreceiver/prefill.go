@@ -96,7 +96,7 @@ func (p *prefill) group(ctx context.Context) (g *group, err error) {
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("connecting: Could not fetch prefill parallel info from bootstrap_addr: %s: %w", p.addr, err)
+		return nil, fmt.Errorf("connecting: %w", err)
 	}
 	return g, nil
 }
@@ -106,18 +106,23 @@ func (p *prefill) askTopology(ctx context.Context) (*group, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := bootstrap.CheckDecode(t, p.m.decode); err != nil {
-		return nil, err
-	}
-	if p.m.cfg.policy == bootstrap.PrefillCompleteAllocation && max(t.AttnTPSize, t.AttnCPSize, t.PPSize) > 1 {
-		return nil, fmt.Errorf("%w: %s requires peer attention TP1/CP1/PP1, found TP%d/CP%d/PP%d",
-			nixlkv.ErrTopology, p.m.cfg.policy, t.AttnTPSize, t.AttnCPSize, t.PPSize)
-	}
-	mapping, err := bootstrap.MapRanks(t, p.m.decode.Geometry)
+	mapping, err := p.fit(t)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("the prefill of bootstrap_addr: %s: %w", p.addr, err)
 	}
 	return &group{topology: t, mapping: mapping, targets: map[int][]target{}}, nil
+}
+
+// fit says how this decode's ranks go with the prefill's.
+func (p *prefill) fit(t bootstrap.Topology) (mapping bootstrap.RankMap, err error) {
+	if err := bootstrap.CheckDecode(t, p.m.decode); err != nil {
+		return mapping, err
+	}
+	if p.m.cfg.policy == bootstrap.PrefillCompleteAllocation && max(t.AttnTPSize, t.AttnCPSize, t.PPSize) > 1 {
+		return mapping, fmt.Errorf("%w: %s requires peer attention TP1/CP1/PP1, found TP%d/CP%d/PP%d",
+			nixlkv.ErrTopology, p.m.cfg.policy, t.AttnTPSize, t.AttnCPSize, t.PPSize)
+	}
+	return bootstrap.MapRanks(t, p.m.decode.Geometry)
 }
 
 // The pause between two questions for a room's DP rank, which the prefill registers when it
@@ -159,15 +164,15 @@ func (p *prefill) targets(ctx context.Context, g *group, dp int) (found []target
 		asked := make([]target, 0, len(g.mapping.Targets))
 		for _, t := range g.mapping.Targets {
 			at, err := p.client.Rank(ctx, t.In(dp))
-			if err == nil {
-				var to control.Endpoint
-				if to, err = p.m.resolve(ctx, at); err == nil {
-					asked = append(asked, target{to, g.number(t), t.Dummy})
-					continue
-				}
+			if err != nil {
+				return fmt.Errorf("connecting: %w", err)
 			}
-			return fmt.Errorf("connecting: Could not fetch bootstrap info for: prefill_dp_rank: %d prefill_cp_rank: %d target_tp_rank: %d and target_pp_rank %d: %w",
-				dp, t.CP, t.TP, t.PP, err)
+			to, err := p.m.resolve(ctx, at)
+			if err != nil {
+				return fmt.Errorf("connecting: Could not fetch bootstrap info for: prefill_dp_rank: %d prefill_cp_rank: %d target_tp_rank: %d and target_pp_rank %d (bootstrap_addr: %s): %w",
+					dp, t.CP, t.TP, t.PP, p.addr, err)
+			}
+			asked = append(asked, target{to, g.number(t), t.Dummy})
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/reasons"
 	"github.com/nixlkv/nixlkv/metadata"
 )
 
@@ -14,13 +15,23 @@ import (
 type Destination struct {
 	// Pages are the pages after the decode's prefix, in the order of the sequence; none on a
 	// full prefix hit. Page p of every KV region belongs to the room.
+	//
+	// There must be as many as the prefill will send. With fewer the room fails. With more it
+	// succeeds, as in SGLang, and the pages after those that were sent keep what was in them:
+	// neither the wire nor Wait tells how many came. So prefill and decode have to work the number
+	// out alike, from the same prompt, prefix and page size; a decode that cannot be certain of that
+	// tells its prefill by other means, and compares.
 	Pages []int32
-	// Aux is the metadata slot. It is required.
+	// Aux is the metadata slot. It is required. A prefill that has another number of metadata
+	// buffers writes the leading ones that both have (this library's, and SGLang's from 0.5.23;
+	// earlier ones fail): the others keep what was in them.
 	Aux AuxSlot
 	// State are the slots of each state component of the layout, in its order; nil, or shorter,
 	// where a room has none.
 	State [][]int32
-	// Prefix counts the tokens that this rank has already.
+	// Prefix counts the tokens that this rank has already. The prefill computes the rest: any
+	// number is taken, and whole pages are the caller's business, but decode context parallelism
+	// (DCP) needs a multiple of the page size times its ranks, or the prefill fails the room.
 	Prefix int
 }
 
@@ -36,7 +47,7 @@ func Aux(n int) AuxSlot { return AuxSlot{n, true} }
 // Receiver receives one room. Its methods may be called from many goroutines.
 type Receiver struct{ r *room }
 
-// RoomOption configures Manager.Open.
+// RoomOption configures Manager.Open. A nil one changes nothing.
 type RoomOption func(*room)
 
 // WithDPRank names the prefill's DP rank that serves the room, where the request says so.
@@ -130,7 +141,8 @@ func (v *Receiver) Err() error {
 // Done is closed when the room has ended.
 func (v *Receiver) Done() <-chan struct{} { return v.r.done }
 
-// Wait waits until the room has ended: nil when everything is there, else a *KVTransferError.
+// Wait waits until the room has ended: nil when everything that the prefill had to send is there,
+// which may be fewer pages than were published (see Destination.Pages), else a *KVTransferError.
 // When the context ends first it gives the context's error and leaves the room as it is. It
 // may be called again and again.
 func (v *Receiver) Wait(ctx context.Context) error {
@@ -171,26 +183,27 @@ const (
 	failedByOther = "NIXL KVReceiver Exception"
 )
 
-// Abort gives the room up, with SGLang's text if no reason is given. Its prefill ranks are
-// told at once; Released says when the pages are the caller's again. A room that has ended
-// stays as it is.
+// Abort gives the room up, with SGLang's text if no reason is given. One of more than 3 KiB is
+// cut, and says so; what is not UTF-8, or is a control character other than a tab or a line feed,
+// is replaced. The prefill ranks are told at once; Released says when the pages are the caller's
+// again. A room that has ended stays as it is.
 func (v *Receiver) Abort(reason string) {
 	if reason == "" {
 		reason = abortedHere
 	}
 	v.r.mu.Lock()
 	defer v.r.mu.Unlock()
-	v.r.fail(fmt.Errorf("%w: %s", nixlkv.ErrAborted, reason))
+	v.r.fail(fmt.Errorf("%w: %s", nixlkv.ErrAborted, reasons.Bound(reason, reasons.Given)))
 }
 
 // FailedElsewhere fails a room that nothing here explains: another rank of this decode failed,
-// as the server learned from its group. ranks is what each has told, as far as it is known.
-// The room's error is marked FromAnotherRank.
+// as the server learned from its group. ranks is what each has told, as far as it is known; its
+// texts are bounded as Abort's. The room's error is marked FromAnotherRank.
 func (v *Receiver) FailedElsewhere(ranks []nixlkv.RankReport) {
 	v.r.mu.Lock()
 	defer v.r.mu.Unlock()
 	v.r.fail(&KVTransferError{Room: v.r.id, Reason: failedByOther, FromAnotherRank: true,
-		Ranks: slices.Clone(ranks), Cause: nixlkv.ErrAnotherRank})
+		Ranks: reasons.Reports(ranks), Cause: nixlkv.ErrAnotherRank})
 }
 
 // Released waits until nothing can be written to the room's pages and slots any more. It

@@ -63,7 +63,7 @@ type kitMemory struct {
 	regions int
 }
 
-func newKitMemory(t *testing.T, regions int) *kitMemory {
+func newKitMemory(t testing.TB, regions int) *kitMemory {
 	t.Helper()
 	kv, err := hostmem.Alloc(regions * kitPages * kitPage)
 	if err != nil {
@@ -76,7 +76,7 @@ func newKitMemory(t *testing.T, regions int) *kitMemory {
 	return &kitMemory{kv, aux, regions}
 }
 
-func (k *kitMemory) free(t *testing.T) {
+func (k *kitMemory) free(t testing.TB) {
 	if err := k.kv.Free(); err != nil {
 		t.Error(err)
 	}
@@ -110,7 +110,7 @@ func (k *kitMemory) fill() {
 	}
 }
 
-func closeManager(t *testing.T, m *Manager) {
+func closeManager(t testing.TB, m *Manager) {
 	t.Helper()
 	if err := m.Close(); err != nil {
 		t.Error(err)

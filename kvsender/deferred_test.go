@@ -94,7 +94,7 @@ func TestFailedBeforeComputed(t *testing.T) {
 		d.ask(5)
 		d.until("the question", func() bool { r := m.lookup(5); r.mu.Lock(); defer r.mu.Unlock(); return !r.asker.at.IsZero() })
 		s.Abort("no model")
-		if st := d.status(5); st.Status != wire.PollFailed || st.Reason != "nixlkv: aborted: no model" {
+		if st := d.status(5); st.Status != wire.PollFailed || st.Reason != "nixlkv: room given up: no model" {
 			t.Errorf("status %v (%s)", st.Status, st.Reason)
 		}
 		// Another one asks for a room that has failed: that is the number's next use.

@@ -79,7 +79,9 @@ type Manager struct {
 func NewManager(ctx context.Context, layout *registry.Layout, opts ...Option) (*Manager, error) {
 	cfg := defaultConfig()
 	for _, o := range opts {
-		o(&cfg)
+		if o != nil {
+			o(&cfg)
+		}
 	}
 	if err := cfg.validate(); err != nil {
 		return nil, err

@@ -16,7 +16,7 @@ import (
 	"github.com/nixlkv/nixlkv/nixl"
 )
 
-// Option configures NewManager.
+// Option configures NewManager. A nil one changes nothing.
 type Option func(*config)
 
 // Limits bound what a manager holds. A field that is not positive takes its default.
@@ -36,6 +36,11 @@ type Limits struct {
 	// Registrations are new decodes from one address (one /64 of IPv6) in a minute; default 256.
 	// One beyond is taken up when a room needs it.
 	Registrations int
+	// PeerMetadataBytes are the bytes of NIXL's metadata of all decodes together, which are kept to
+	// be loaded again; default 1 GiB. A registration beyond is refused, and its rooms fail with
+	// nixlkv.ErrLimit, unless refused or lost decodes without rooms can be forgotten for it. A
+	// decode that was refused may register again when others have gone.
+	PeerMetadataBytes int
 	// Strangers are answers on their way to addresses at which no decode is registered, and
 	// connections for them; default 256. Further ones are left out.
 	Strangers int
@@ -51,7 +56,7 @@ func (l Limits) complete() Limits {
 		n    *int
 		dflt int
 	}{{&l.Rooms, 1 << 16}, {&l.Peers, 1024}, {&l.Chunks, 4096}, {&l.InFlight, 64}, {&l.LoadQueue, 1024},
-		{&l.DoneRooms, 1 << 16}, {&l.AbortAcks, 64}, {&l.AnnouncedBytes, 512 << 20}, {&l.Registrations, 256}, {&l.Strangers, 256},
+		{&l.DoneRooms, 1 << 16}, {&l.AbortAcks, 64}, {&l.AnnouncedBytes, 512 << 20}, {&l.Registrations, 256}, {&l.PeerMetadataBytes, 1 << 30}, {&l.Strangers, 256},
 		{&l.FrameBytes, 16 << 20}, {&l.MetadataBytes, 16 << 20}, {&l.Regions, 4096}, {&l.Pages, 4 << 20}} {
 		if *f.n <= 0 {
 			*f.n = f.dflt
@@ -164,12 +169,12 @@ func (c *config) validate() error {
 }
 
 // WithEngine gives the NIXL engine; the manager makes its own agent on it and leaves the
-// engine open. Without it the manager opens nixl.Auto and closes it.
+// engine open. Without it, or with nil, the manager opens nixl.Auto and closes it.
 func WithEngine(e *nixl.Engine) Option { return func(c *config) { c.engine = e } }
 
 // WithMemory names the buffers that memory of the layout lies in. They cannot be freed before
 // the manager has let go of them (hostmem.ErrInUse). Other memory is known by its address
-// alone, and stays mapped as NewManager asks.
+// alone, and stays mapped as NewManager asks. A nil buffer is none.
 func WithMemory(buffers ...*hostmem.Buffer) Option {
 	return func(c *config) { c.memory = append(c.memory, buffers...) }
 }
@@ -268,7 +273,7 @@ func WithCloseTimeout(d time.Duration) Option { return func(c *config) { c.close
 func WithWorkers(n int) Option { return func(c *config) { c.workers = n } }
 
 // WithThreadInit runs f once on each thread that makes native calls, before the first: a
-// server makes its CUDA context current there. An error of it fails NewManager.
+// server makes its CUDA context current there. An error of it fails NewManager; nil is no f.
 func WithThreadInit(f func() error) Option { return func(c *config) { c.threadInit = f } }
 
 // WithCurve encrypts control messages and lets only those in who have a key. It is for managers

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/sentinels"
 	"github.com/nixlkv/nixlkv/internal/wire"
 	"github.com/nixlkv/nixlkv/nixl"
 	"github.com/nixlkv/nixlkv/registry"
@@ -20,7 +21,7 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-func ok(t *testing.T, err error) {
+func ok(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -113,6 +114,9 @@ func wantFailure(t *testing.T, s *Sender, d *decode, want error, text string) {
 	var te *KVTransferError
 	if !errors.As(err, &te) || te.Room != s.Room() || want != nil && !errors.Is(err, want) || !strings.Contains(err.Error(), text) {
 		t.Errorf("got %v, want %v with %q", err, want, text)
+	}
+	if err := sentinels.Repeated(err); err != nil {
+		t.Error(err)
 	}
 	if s.Status() != nixlkv.Failed || s.Err() == nil {
 		t.Errorf("status %v, error %v", s.Status(), s.Err())

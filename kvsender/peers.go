@@ -61,7 +61,7 @@ type peerTable struct {
 func newPeerTable(m *Manager) (*peerTable, error) {
 	t := &peerTable{m: m, jobs: make(chan func(), m.cfg.limits.LoadQueue+2*m.cfg.limits.Peers), parked: map[string][]*room{}, dials: make(chan struct{}, maxDials), looking: map[string]int{}}
 	t.Table = registry.NewTable(registry.TableConfig[*wiredPeer]{
-		Peers: m.cfg.limits.Peers,
+		Peers: m.cfg.limits.Peers, MetadataBytes: m.cfg.limits.PeerMetadataBytes,
 		Drop: func(p *registry.Peer, w *wiredPeer, reason error) {
 			m.log.Info("dropping what was prepared for a decode", zap.String("decode", p.Agent), zap.NamedError("reason", reason))
 			if !t.enqueue(func() { t.drop(w) }) {
@@ -160,7 +160,7 @@ func (m *Manager) register(source netip.Addr, g *wire.Registration) {
 	welcome := held && !stale || m.intake.take(source, time.Now())
 	prep, outcome, err := m.peers.Register(peer)
 	if err != nil {
-		m.warn.Warn("refused a decode", zap.String("decode", g.Agent), zap.Error(err))
+		m.refusePeer(g.Agent, g.From, err)
 		return
 	}
 	if outcome == registry.Unchanged {
@@ -341,6 +341,9 @@ func (t *peerTable) wireInto(w *wiredPeer, p *registry.Peer) (err error) {
 // mayPass lets a later try succeed where the peer was lost or is still settling, or the engine
 // has failed, which may pass too: a decode registers once, and would be refused for good.
 func mayPass(err error) error {
+	if errors.Is(err, nixlkv.ErrPeerStale) {
+		return err
+	}
 	for _, passes := range []error{nixl.ErrBusy, nixl.ErrPeerLost, context.DeadlineExceeded, nixl.StatusBackend} {
 		if errors.Is(err, passes) && !errors.Is(err, nixl.ErrNotRegistered) {
 			return fmt.Errorf("%w: %w", nixlkv.ErrPeerStale, err)

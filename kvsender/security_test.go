@@ -1,7 +1,6 @@
 package kvsender
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -358,65 +357,4 @@ func TestMessageLimits(t *testing.T) {
 		t.Errorf("%d messages", after-before)
 	}
 	p.transfer(t, 3)
-}
-
-// FuzzReceive takes any bytes for the frames of messages: each frame's length as a uint16,
-// then its bytes, and an empty frame for the end of a message. Whatever comes, the manager
-// counts rightly, answers nobody that may not be, and serves who may.
-func FuzzReceive(f *testing.F) {
-	source := netip.MustParseAddr("127.0.0.77") // nobody listens there
-	add := func(messages ...[][]byte) {
-		var b []byte
-		for _, m := range messages {
-			for _, frame := range m {
-				b = append(binary.LittleEndian.AppendUint16(b, uint16(len(frame))), frame...)
-			}
-			b = append(b, 0xff, 0xff)
-		}
-		f.Add(b)
-	}
-	encode := func(frames [][]byte, err error) [][]byte {
-		if err != nil {
-			f.Fatal(err)
-		}
-		return frames
-	}
-	at := wire.Endpoint{IP: source.String(), Port: 7}
-	meta := &wire.Metadata{Room: 5, From: at, Agent: "a", KVIndices: []int32{1, 2}, Destinations: 2, StateIndices: [][]int32{{1}}}
-	g := &wire.Registration{From: at, Agent: "a", AgentMetadata: []byte("md"), KVPtrs: []uint64{4096}, ItemLens: []uint64{256},
-		Kinds: []wire.Kind{wire.DRAM}, Slots: 4, AuxPtrs: []uint64{1}, TPSize: 1, DCPSize: 1}
-	add(encode(new(wire.Encoder).Registration(g)), encode(new(wire.Encoder).Metadata(meta)),
-		encode(new(wire.Encoder).Abort(&wire.Abort{Room: 5, From: at, Generation: 1, HasGeneration: true})))
-	meta.Destinations = 1
-	add(encode(new(wire.Encoder).Metadata(meta)), encode(new(wire.Encoder).Abort(&wire.Abort{Room: 5})), encode(new(wire.Encoder).Metadata(meta)))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		e, err := nixl.Open(nixl.Embedded)
-		ok(t, err)
-		mem := newKitMemory(t, 1)
-		m, err := NewManager(t.Context(), mem.layout(), WithEngine(e), WithSourceMatching(), WithAllowedPeers(netip.PrefixFrom(source, 32)),
-			WithLimits(Limits{Rooms: 8, Peers: 4, AnnouncedBytes: 4096, Registrations: 3, Strangers: 2}))
-		ok(t, err)
-		var message [][]byte
-		for len(b) >= 2 {
-			n := int(binary.LittleEndian.Uint16(b))
-			b = b[2:]
-			if n == 0xffff {
-				m.receive(source, message)
-				message = nil
-				continue
-			}
-			n = min(n, len(b))
-			message, b = append(message, b[:n:n]), b[n:]
-		}
-		m.receive(source, message)
-		s := m.Stats()
-		checkBacklog(t, m, s.Announced)
-		if s.Announced > 4 || s.AnnouncedBytes > 4096 || len(s.Peers) > 4 || s.Control.Panics != 0 {
-			t.Errorf("%+v", s)
-		}
-		closeManager(t, m)
-		checkBacklog(t, m, 0)
-		ok(t, e.Close())
-		mem.free(t)
-	})
 }

@@ -3,21 +3,31 @@ package kvsender
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/reasons"
 )
 
 // Plan says what a room will send.
+//
+// It is the caller who knows how many pages the decode's prefix (Sender.WaitBootstrapped) leaves. A
+// decode that has told fewer pages than Pages fails the room, with nixlkv.ErrPageCount. One that has
+// told more does not, as in SGLang: its first Pages pages are written, the others keep what was in
+// them, and both sides see Success. So prefill and decode have to work the number out alike, from
+// the same prompt, prefix and page size.
 type Plan struct {
 	// Pages is how many pages Send and Finish will give in all: those after the decode's
-	// prefix, none on a full prefix hit.
+	// prefix, none on a full prefix hit. The prefix counts tokens, and is whatever the decode
+	// tells: only between ranks of context parallelism must it be whole pages.
 	Pages int
-	// Tokens is how many tokens the pages hold, all but the last of them full; 0 if not told. A
-	// decode of context parallelism (DCP) needs it: tokens go to it one by one.
+	// Tokens is how many tokens the pages hold, all but the last of them full; 0 if not told. Begin
+	// refuses a number that takes more pages, or fewer, with nixlkv.ErrPageCount. A decode of
+	// context parallelism (DCP) needs it: tokens go to it one by one.
 	Tokens int
-	// Aux is the metadata slot that goes with the last chunk. It is required.
+	// Aux is the metadata slot that goes with the last chunk. It is required. Where the decode has
+	// another number of metadata buffers, the leading ones that both have are copied, as in SGLang
+	// 0.5.23, and a warning is logged when it registers: the others keep what was in them.
 	Aux AuxSlot
 }
 
@@ -125,6 +135,8 @@ func (r *room) checkPlan() error {
 	switch {
 	case p.Pages < 0 || p.Tokens < 0:
 		return fmt.Errorf("%w: a plan of %d pages and %d tokens", nixlkv.ErrPageCount, p.Pages, p.Tokens)
+	case p.Tokens > 0 && (p.Tokens-1)/r.m.layout.PageSize+1 != p.Pages:
+		return fmt.Errorf("%w: %d tokens in %d pages of %d: all pages but the last are full", nixlkv.ErrPageCount, p.Tokens, p.Pages, r.m.layout.PageSize)
 	case !p.Aux.set:
 		return fmt.Errorf("%w: Missing aux index for last chunk", nixlkv.ErrAuxIndex)
 	case p.Aux.slot < 0 || uint64(p.Aux.slot) >= slots:
@@ -231,7 +243,8 @@ func (s *Sender) Err() error {
 // Done is closed when the room has ended.
 func (s *Sender) Done() <-chan struct{} { return s.done }
 
-// Wait waits until the room has ended: nil when everything is at the decode, else a
+// Wait waits until the room has ended: nil when everything that the plan named is at the decode,
+// which may have told more pages (see Plan), else a
 // *KVTransferError. When the context ends first it gives the context's error and leaves the
 // room as it is.
 func (s *Sender) Wait(ctx context.Context) error {
@@ -248,24 +261,26 @@ func (s *Sender) Wait(ctx context.Context) error {
 }
 
 // Abort gives the room up: the decode is told, with the reason, once nothing is in flight
-// any more. A room that has ended stays as it is.
+// any more; without one, with SGLang's text. A reason of more than 3 KiB is cut, and says so; what
+// is not UTF-8, or is a control character other than a tab or a line feed, is replaced. A room
+// that has ended stays as it is.
 func (s *Sender) Abort(reason string) {
 	if reason == "" {
 		reason = abortedHere
 	}
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
-	s.r.fail(fmt.Errorf("%w: %s", nixlkv.ErrAborted, reason))
+	s.r.fail(fmt.Errorf("%w: %s", nixlkv.ErrAborted, reasons.Bound(reason, reasons.Given)))
 }
 
 // FailedElsewhere fails a room that nothing here explains: another rank of this prefill
 // failed, as the server learned from its group. ranks is what each has told, as far as it is
-// known. The room's error is marked FromAnotherRank.
+// known; its texts are bounded as Abort's. The room's error is marked FromAnotherRank.
 func (s *Sender) FailedElsewhere(ranks []nixlkv.RankReport) {
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
 	s.r.fail(&KVTransferError{Room: s.r.id, Reason: "NIXL KVSender Exception", FromAnotherRank: true,
-		Ranks: slices.Clone(ranks), Cause: nixlkv.ErrAnotherRank})
+		Ranks: reasons.Reports(ranks), Cause: nixlkv.ErrAnotherRank})
 }
 
 // Close ends the use of the sender. A room that has not ended is aborted. The manager

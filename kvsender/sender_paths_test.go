@@ -264,7 +264,10 @@ func TestDCPRoomRefused(t *testing.T) {
 			id := nixlkv.Room(10 + i)
 			s := open(t, p.m, id)
 			p.d.tell(id, c.to, 2, func(m *wire.Metadata) { m.Prefix = c.prefix })
-			ok(t, s.Begin(Plan{Pages: 2, Tokens: c.tokens, Aux: Aux(5)}))
+			if err := s.Begin(Plan{Pages: 2, Tokens: c.tokens, Aux: Aux(5)}); err != nil {
+				wantFailure(t, s, p.d, c.want, c.text)
+				continue
+			}
 			ok(t, s.Send([]int32{1}))
 			if err := s.Finish([]int32{2}, nil); err != nil && !errors.As(err, new(*KVTransferError)) {
 				t.Error(err)

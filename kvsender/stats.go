@@ -50,10 +50,11 @@ type Stats struct {
 	// Announced and not opened, and the bytes that their page and slot numbers take.
 	Announced, AnnouncedBytes int
 
-	Peers    []registry.PeerInfo
-	Agent    nixl.AgentStats
-	Control  control.Stats
-	RunQueue int // rooms that wait for a worker
+	Peers             []registry.PeerInfo
+	PeerMetadataBytes int // of NIXL's metadata of decodes
+	Agent             nixl.AgentStats
+	Control           control.Stats
+	RunQueue          int // rooms that wait for a worker
 }
 
 // Stats gives a snapshot for people to look at.
@@ -66,7 +67,7 @@ func (m *Manager) Stats() Stats {
 		SilencedLogs: m.warn.Suppressed(), Succeeded: c.succeeded.Load(), Failed: c.failed.Load(),
 		Unsettled: c.unsettled.Load(), Quarantined: int(c.quarantined.Load()),
 		Bytes: c.bytes.Load(), StateBytes: c.stateBytes.Load(), Descriptors: c.descriptors.Load(), Transfers: c.transfers.Load(),
-		Peers: m.peers.Snapshot(), Agent: m.agent.Stats(), Control: m.ctl.Stats(),
+		Peers: m.peers.Snapshot(), PeerMetadataBytes: m.peers.MetadataBytes(), Agent: m.agent.Stats(), Control: m.ctl.Stats(),
 	}
 	m.roomsMu.Lock()
 	s.Rooms, s.Announced, s.AnnouncedBytes = len(m.live), m.backlog.rooms, m.backlog.bytes

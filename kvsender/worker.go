@@ -142,7 +142,7 @@ func (w *worker) acquire(r *room, agent string) (*registry.Lease[*wiredPeer], er
 		case errors.Is(e, registry.ErrPreparing), errors.Is(e, registry.ErrNotStale):
 			// Another room, or a look, was first.
 		default:
-			return nil, errors.Join(err, e)
+			return nil, e
 		}
 		l, err = peers.Acquire(agent)
 	}
@@ -473,7 +473,7 @@ func (r *room) numberedChunks() int {
 
 // failed says which decode an error is about.
 func (d *dest) failed(what string, err error) error {
-	if errors.Is(err, nixl.ErrPeerLost) {
+	if errors.Is(err, nixl.ErrPeerLost) && !errors.Is(err, nixlkv.ErrPeerLost) {
 		err = fmt.Errorf("%w: %w", nixlkv.ErrPeerLost, err)
 	}
 	if what != "" {

@@ -36,7 +36,7 @@ const DefaultCloseTimeout = 10 * time.Second
 // maxAgentName bounds an agent's name; it goes into messages and C strings.
 const maxAgentName = 512
 
-// AgentOption configures NewAgent.
+// AgentOption configures NewAgent. A nil one changes nothing.
 type AgentOption func(*agentOptions)
 
 type backendSpec struct {
@@ -128,7 +128,9 @@ func (e *Engine) NewAgent(name string, opts ...AgentOption) (*Agent, error) {
 		closeTimeout: DefaultCloseTimeout,
 	}
 	for _, opt := range opts {
-		opt(&o)
+		if opt != nil {
+			opt(&o)
+		}
 	}
 	if o.backends == nil {
 		o.backends = []backendSpec{{name: DefaultBackend}}

@@ -45,7 +45,7 @@ func ParseKind(s string) (Kind, error) {
 	return 0, fmt.Errorf("nixl: no engine %q: auto, native or embedded", s)
 }
 
-// Option configures Open.
+// Option configures Open. A nil one changes nothing.
 type Option func(*options)
 
 type options struct {
@@ -65,7 +65,8 @@ func WithNIXLLogLevel(level string) Option { return func(o *options) { o.lib.Log
 // batching shim, the default where the build has cgo) or "purego".
 func WithCalls(how string) Option { return func(o *options) { o.lib.Calls = how } }
 
-// WithLogger gives the logger of the engine and its agents. Without it nothing is logged.
+// WithLogger gives the logger of the engine and its agents. Without it, or with nil, nothing is
+// logged.
 func WithLogger(l *zap.Logger) Option {
 	return func(o *options) {
 		if l != nil {
@@ -100,7 +101,9 @@ type Engine struct {
 func Open(kind Kind, opts ...Option) (*Engine, error) {
 	o := options{log: zap.NewNop()}
 	for _, opt := range opts {
-		opt(&o)
+		if opt != nil {
+			opt(&o)
+		}
 	}
 	var raw engine.Engine
 	var why string

@@ -64,9 +64,12 @@ func HostRange(b *hostmem.Buffer, off, n int) Region {
 
 // In gives the region as a part of the one of some buffers that it lies in, as [HostRange]
 // would, and as it is if it lies in none: registering it then pins the buffer, and the
-// embedded engine's peers map it.
+// embedded engine's peers map it. A nil buffer is none.
 func (r Region) In(buffers ...*hostmem.Buffer) Region {
 	for _, b := range buffers {
+		if b == nil {
+			continue
+		}
 		base, n := uint64(b.Addr()), uint64(b.Len())
 		if base != 0 && r.addr >= base && r.addr-base <= n && r.len <= n-(r.addr-base) {
 			r.buf, r.off = b, r.addr-base

@@ -82,5 +82,5 @@ func ExampleTable() {
 	// added
 	// true
 	// still held: 1024 pages to decode-0
-	// dropped "1024 pages to decode-0": nixlkv: lost connection
+	// dropped "1024 pages to decode-0": nixlkv: peer gone
 }

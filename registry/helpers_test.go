@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nixlkv/nixlkv/internal/sentinels"
 	"pgregory.net/rapid"
 )
 
@@ -54,6 +55,9 @@ func refused(t *testing.T, err error, field string, sentinel error, text string)
 	if !errors.Is(err, sentinel) {
 		t.Errorf("%v does not wrap %v", err, sentinel)
 	}
+	if err := sentinels.Repeated(err); err != nil {
+		t.Error(err)
+	}
 	for _, fe := range fieldErrors(err) {
 		if fe.Field == field && errors.Is(fe, sentinel) {
 			if !strings.Contains(fe.Error(), text) {
@@ -97,6 +101,15 @@ var anyLayout = rapid.Custom(func(t *rapid.T) *Layout {
 		}
 		return rapid.IntRange(0, maxLayerID).Draw(t, "layer")
 	}
+	uses := map[int]int{} // of a layer by KV regions: K and V
+	region := func() int {
+		id := layer()
+		for id != NoLayer && uses[id] == 2 {
+			id = layer()
+		}
+		uses[id]++
+		return id
+	}
 	tp := rapid.IntRange(0, 8).Draw(t, "tp")
 	dcp := rapid.IntRange(0, 4).Draw(t, "dcp")
 	l := &Layout{
@@ -111,7 +124,7 @@ var anyLayout = rapid.Custom(func(t *rapid.T) *Layout {
 		item := rapid.Uint64Range(1, 1<<20).Draw(t, "item")
 		length := item * rapid.Uint64Range(1, 1<<10).Draw(t, "pages")
 		l.KV = append(l.KV, Region{
-			Base: memory(length), Len: length, ItemLen: item, LayerID: layer(),
+			Base: memory(length), Len: length, ItemLen: item, LayerID: region(),
 			Kind: rapid.SampledFrom([]Kind{VRAM, DRAM}).Draw(t, "kind"),
 		})
 	}

@@ -15,7 +15,9 @@ const (
 const NoLayer = -1
 
 // Region is one per-layer KV buffer: page p is ItemLen bytes at Base + p·ItemLen. With MHA
-// all K regions come first, then all V regions; with MLA there is one a layer.
+// all K regions come first, then all V regions; with MLA there is one a layer. So a layer has two
+// regions, or one; beside them it may have a draft model's (Layout.DraftRegions). Layer 0 is a
+// layer like others: where none are told, LayerID is NoLayer.
 type Region struct {
 	Base    uint64 // address of the first byte
 	Len     uint64 // bytes, a multiple of ItemLen

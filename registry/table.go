@@ -17,6 +17,11 @@ type TableConfig[P any] struct {
 	// evicted and still lives fails its rooms until it registers again, which SGLang's decodes
 	// do only after they lost the connection: there should be room for all that live.
 	Peers int
+	// MetadataBytes is how many bytes the agent metadata of all peers may take, which are kept to
+	// be loaded again; default 1 GiB. A registration beyond it is an error that wraps
+	// nixlkv.ErrLimit, unless refused or stale peers without rooms can go for it. Metadata that a
+	// repeat has replaced while rooms hold the older ones' plan are not counted.
+	MetadataBytes int
 	// ReloadInterval is the least time between two reloads of a peer; default 1 s, as in SGLang
 	// (_PEER_RELOAD_MIN_INTERVAL_S in nixl/conn.py). A peer that cannot be reached must not
 	// cost more.
@@ -40,16 +45,18 @@ type TableConfig[P any] struct {
 //
 // All methods may be called from many goroutines. No lock is held while Drop runs.
 type Table[P any] struct {
-	limit    int
-	interval time.Duration
-	drop     func(*Peer, P, error)
-	now      func() time.Time
+	limit         int
+	metadataLimit int
+	interval      time.Duration
+	drop          func(*Peer, P, error)
+	now           func() time.Time
 
-	mu      sync.Mutex
-	closed  bool
-	gen     uint64 // the last one given
-	entries map[string]*entry[P]
-	addrs   map[string]map[string]struct{} // agents by control address
+	mu       sync.Mutex
+	closed   bool
+	gen      uint64 // the last one given
+	entries  map[string]*entry[P]
+	addrs    map[string]map[string]struct{} // agents by control address
+	metadata int                            // bytes of agent metadata, of all entries
 }
 
 // entry is all that is known of one agent.
@@ -81,11 +88,14 @@ type attached[P any] struct {
 // NewTable makes an empty table.
 func NewTable[P any](c TableConfig[P]) *Table[P] {
 	t := &Table[P]{
-		limit: c.Peers, interval: c.ReloadInterval, drop: c.Drop, now: c.Now,
+		limit: c.Peers, metadataLimit: c.MetadataBytes, interval: c.ReloadInterval, drop: c.Drop, now: c.Now,
 		entries: map[string]*entry[P]{}, addrs: map[string]map[string]struct{}{},
 	}
 	if t.limit <= 0 {
 		t.limit = 4096
+	}
+	if t.metadataLimit <= 0 {
+		t.metadataLimit = defaultMetadataBytes
 	}
 	if t.interval <= 0 {
 		t.interval = time.Second
@@ -125,6 +135,9 @@ func (t *Table[P]) Register(p *Peer) (*Preparation[P], Outcome, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := t.now()
+	if err := t.admit(p, &d); err != nil {
+		return nil, Unchanged, err
+	}
 	e, known, err := t.enter(p.Agent, now, &d)
 	if err != nil {
 		return nil, Unchanged, err
@@ -135,7 +148,7 @@ func (t *Table[P]) Register(p *Peer) (*Preparation[P], Outcome, error) {
 		outcome = Added
 	case e.peer != nil && e.peer.SameGeometry(p):
 		if !e.peer.sameMetadata(p) {
-			e.peer = p
+			t.keep(e, p)
 		}
 		if e.phase != Stale && e.phase != Refused || t.tooSoon(e, now) > 0 {
 			return nil, Unchanged, nil
@@ -146,7 +159,8 @@ func (t *Table[P]) Register(p *Peer) (*Preparation[P], Outcome, error) {
 		t.giveUp(e, errReplaced, &d)
 	}
 	t.move(e, p.Addr)
-	e.peer, e.added, e.reloaded, e.proven = p, now, time.Time{}, false
+	t.keep(e, p)
+	e.added, e.reloaded, e.proven = now, time.Time{}, false
 	return t.want(e), outcome, nil
 }
 
@@ -169,7 +183,8 @@ func (t *Table[P]) Refuse(agent, addr string, reason error) error {
 	}
 	t.giveUp(e, reason, &d)
 	t.move(e, addr)
-	e.peer, e.added = nil, now
+	t.keep(e, nil)
+	e.added = now
 	e.settle(Refused, reason)
 	return nil
 }

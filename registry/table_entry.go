@@ -48,19 +48,28 @@ func (t *Table[P]) enter(agent string, now time.Time, d *dropping[P]) (e *entry[
 
 // evict takes out the peer that can be missed most easily, and says whether there was one.
 func (t *Table[P]) evict(d *dropping[P]) bool {
-	var victim *entry[P]
+	victim := t.easiestMissed(func(*entry[P]) bool { return true })
+	if victim != nil {
+		t.remove(victim, errEvicted, d)
+	}
+	return victim != nil
+}
+
+// evictable says whether nothing holds an entry.
+func (e *entry[P]) evictable() bool { return e.rooms == 0 && e.prep == nil }
+
+// easiestMissed gives the entry that can be missed most easily of those that may go; nil if there
+// is none.
+func (t *Table[P]) easiestMissed(may func(*entry[P]) bool) (victim *entry[P]) {
 	for _, e := range t.entries {
-		if e.rooms > 0 || e.prep != nil {
+		if !e.evictable() || !may(e) {
 			continue
 		}
 		if victim == nil || e.easierMissed(victim) {
 			victim = e
 		}
 	}
-	if victim != nil {
-		t.remove(victim, errEvicted, d)
-	}
-	return victim != nil
+	return victim
 }
 
 func (e *entry[P]) easierMissed(than *entry[P]) bool {
@@ -77,7 +86,7 @@ func (e *entry[P]) easierMissed(than *entry[P]) bool {
 func (t *Table[P]) remove(e *entry[P], reason error, d *dropping[P]) {
 	t.giveUp(e, reason, d)
 	t.move(e, "")
-	e.peer = nil
+	t.keep(e, nil)
 	e.settle(gone, reason)
 	if e.prep == nil {
 		delete(t.entries, e.agent)

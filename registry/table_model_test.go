@@ -378,6 +378,15 @@ func (m *tableModel) pass(t *rapid.T) {
 
 // check compares all that can be seen from outside.
 func (m *tableModel) check(t *rapid.T) {
+	held := 0
+	m.mu.Lock()
+	for _, e := range m.entries {
+		held += e.peer.metadataLen()
+	}
+	m.mu.Unlock()
+	if counted := m.MetadataBytes(); held != counted {
+		t.Fatalf("%d bytes of metadata are counted, there are %d", counted, held)
+	}
 	m.advance(time.Microsecond) // nothing is seen at the same time as something else
 	for _, p := range m.plans {
 		want := 0

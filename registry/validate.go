@@ -57,6 +57,35 @@ func (l *Layout) validateRegions(p *problems) {
 	validateLayerIDs(p, "KV", nixlkv.ErrRegions, len(l.KV), func(i int) int { return l.KV[i].LayerID })
 	if l.DraftRegions < 0 || l.DraftRegions > len(l.KV) {
 		p.add("DraftRegions", nixlkv.ErrRegions, "expected 0 to %d, the number of KV regions, got %d", len(l.KV), l.DraftRegions)
+		return
+	}
+	l.validateLayerRoles(p)
+}
+
+// validateLayerRoles refuses a layer that has more regions than roles: K and V, or with MLA one.
+// Left out are drafts, which may number their layers as the model does, and compressed MLA, whose
+// layers have several regions (get_kv_layer_ids in SGLang's deepseek_v4_memory_pool.py). A peer is
+// not held to it: regions of one layer pair in order, however many there are.
+func (l *Layout) validateLayerRoles(p *problems) {
+	if len(l.CompressionRatios) > 0 {
+		return
+	}
+	roles, often := 2, "twice at most, K and V"
+	if l.MLA {
+		roles, often = 1, "once"
+	}
+	first, uses := map[int]int{}, map[int]int{}
+	for i := range l.KV[:len(l.KV)-l.DraftRegions] {
+		id := l.KV[i].LayerID
+		if id == NoLayer {
+			continue
+		}
+		if uses[id]++; uses[id] == 1 {
+			first[id] = i
+		} else if uses[id] == roles+1 {
+			p.add(index("KV", i, "LayerID"), nixlkv.ErrRegions,
+				"expected NoLayer everywhere, or each layer %s, got layer %d again, as at %d", often, id, first[id])
+		}
 	}
 }
 
@@ -243,6 +272,8 @@ func appendExtent(extents []extent, list string, i int, base, length uint64) []e
 	return append(extents, extent{base, base + length - 1, list, i})
 }
 
+// checkDisjoint tells of the first overlap, and of how many more there are: buffers that were cut
+// from the wrong memory all overlap.
 func checkDisjoint(p *problems, sentinel error, extents []extent) {
 	slices.SortStableFunc(extents, func(a, b extent) int {
 		if a.first < b.first {
@@ -253,14 +284,26 @@ func checkDisjoint(p *problems, sentinel error, extents []extent) {
 		}
 		return 0
 	})
+	field, text, more := "", "", 0
 	for i := 1; i < len(extents); i++ {
 		reach, e := &extents[i-1], &extents[i]
-		if e.first <= reach.last {
-			p.add(index(e.list, e.index, "Base"), sentinel, "expected memory of its own, got %#x, which %s covers (%#x to %#x)",
+		switch {
+		case e.first > reach.last:
+		case field != "":
+			more++
+		default:
+			field = index(e.list, e.index, "Base")
+			text = fmt.Sprintf("expected memory of its own, got %#x, which %s covers (%#x to %#x)",
 				e.first, index(reach.list, reach.index, ""), reach.first, reach.last)
 		}
 		if reach.last > e.last {
 			extents[i] = *reach // whatever starts later has to clear the farthest end so far
 		}
+	}
+	if more > 0 {
+		text += fmt.Sprintf("; %d more overlap", more)
+	}
+	if field != "" {
+		p.add(field, sentinel, "%s", text)
 	}
 }

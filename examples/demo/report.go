@@ -123,7 +123,7 @@ func fact(w io.Writer, name, format string, args ...any) {
 
 func engineName(i nixl.Info) string {
 	if i.Kind == nixl.Embedded {
-		return "embedded: pure Go, for one machine"
+		return "embedded: pure Go, for Go peers alone"
 	}
 	version := "of unknown version"
 	if i.Version != "" {

@@ -1,10 +1,8 @@
 package wire
 
 import (
-	"strings"
-	"unicode/utf8"
-
 	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/reasons"
 )
 
 var kvStatusFields = [...]string{fieldTag, fieldRoom, "status", fieldRank, "reason"}
@@ -24,22 +22,17 @@ type KVStatus struct {
 
 func parseKVStatus(r *reader) *KVStatus {
 	r.open(tagKVStatus, kvStatusFields[:], len(kvStatusFields))
-	reason := r.frame(4)
-	if limit := r.limits.Reason; len(reason)-utf8.UTFMax > limit {
-		// A rune more than the limit, so that the last one is not cut in half.
-		reason = reason[:limit+utf8.UTFMax]
-	}
 	return &KVStatus{
 		Room:        r.room(1),
 		Status:      KVPoll(r.number(2, uint64(PollSuccess))),
 		PrefillRank: r.count(3),
-		Reason:      cleanReason(string(reason), r.limits.Reason),
+		Reason:      reasons.Bound(r.frame(4), r.limits.Reason),
 		Extra:       r.extra(),
 	}
 }
 
-// KVStatus encodes a status in 5 frames. The reason is made valid UTF-8 and cut to 4096
-// bytes.
+// KVStatus encodes a status in 5 frames. The reason is bounded to 4096 bytes: a failure must
+// not be lost because its reason is long or broken.
 func (e *Encoder) KVStatus(s *KVStatus) ([][]byte, error) {
 	err := checkRoom(s.Room)
 	if err == nil {
@@ -55,19 +48,6 @@ func (e *Encoder) KVStatus(s *KVStatus) ([][]byte, error) {
 	e.number(uint64(s.Room))
 	e.number(uint64(s.Status))
 	e.number(uint64(s.PrefillRank))
-	e.text(cleanReason(s.Reason, maxReason))
+	e.text(reasons.Bound(s.Reason, reasons.Sent))
 	return e.frames(), nil
-}
-
-// cleanReason replaces what is not UTF-8, as SGLang's decode does, and cuts to limit bytes
-// at a rune. A failure must never be lost because its reason is long or broken.
-func cleanReason(s string, limit int) string {
-	s = strings.ToValidUTF8(s, string(utf8.RuneError))
-	if len(s) <= limit {
-		return s
-	}
-	for !utf8.RuneStart(s[limit]) {
-		limit--
-	}
-	return s[:limit]
 }

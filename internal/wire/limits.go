@@ -1,6 +1,10 @@
 package wire
 
-import "cmp"
+import (
+	"cmp"
+
+	"github.com/nixlkv/nixlkv/internal/reasons"
+)
 
 // Limits bounds what a message from outside may make a parser allocate. They are checked
 // before anything is allocated. A field that is not positive takes its default.
@@ -30,12 +34,9 @@ func DefaultLimits() Limits {
 		StateComponents: 64,
 		StateTensors:    4096,
 		Indices:         4 << 20,
-		Reason:          maxReason,
+		Reason:          reasons.Sent,
 	}
 }
-
-// maxReason is how much of a reason goes out; a decode keeps it for every failed room.
-const maxReason = 4096
 
 // withDefaults fills the fields that are not set.
 func (l Limits) withDefaults() Limits {

@@ -141,10 +141,11 @@ func TestSmallMessagesNotEncoded(t *testing.T) {
 func TestKVStatusReason(t *testing.T) {
 	for _, c := range []struct{ name, in, want string }{
 		{"not UTF-8", "bad \xff\xfe end", "bad \uFFFD end"},
-		{"long", strings.Repeat("x", 5000), strings.Repeat("x", 4096)},
-		{"long, cut at a rune", strings.Repeat("x", 4095) + "失敗", strings.Repeat("x", 4095)},
+		{"long", strings.Repeat("x", 5000), strings.Repeat("x", 4072) + "… (cut, of 5000 bytes)"},
+		{"long, cut at a rune", strings.Repeat("x", 4070) + strings.Repeat("失", 10), strings.Repeat("x", 4070) + "… (cut, of 4100 bytes)"},
 		{"as long as it may be", strings.Repeat("x", 4093) + "失", strings.Repeat("x", 4093) + "失"},
-		{"controls are kept", "a\nb", "a\nb"},
+		{"line feeds are kept", "a\nb", "a\nb"},
+		{"others are not", "a\x00b\x1b[2J", "a\uFFFDb\uFFFD[2J"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m, err := ParseAtDecode([][]byte{[]byte("KV_STATUS"), []byte("1"), []byte("0"), []byte("0"), []byte(c.in)}, Limits{})

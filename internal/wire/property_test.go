@@ -3,9 +3,9 @@ package wire
 import (
 	"reflect"
 	"testing"
-	"unicode/utf8"
 
 	"github.com/nixlkv/nixlkv"
+	"github.com/nixlkv/nixlkv/internal/reasons"
 	"pgregory.net/rapid"
 )
 
@@ -166,7 +166,7 @@ func TestPropertySmallMessages(t *testing.T) {
 
 		s := &KVStatus{
 			Room: room, PrefillRank: rank, Status: KVPoll(rapid.IntRange(0, 4).Draw(t, "status")),
-			Reason: rapid.StringN(0, 200, maxReason).Filter(utf8.ValidString).Draw(t, "reason"),
+			Reason: rapid.StringN(0, 200, reasons.Sent).Filter(func(s string) bool { return reasons.Bound(s, reasons.Sent) == s }).Draw(t, "reason"),
 		}
 		frames, err = e.KVStatus(s)
 		same(t, ParseAtDecode, frames, err, s)
