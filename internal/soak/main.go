@@ -83,6 +83,7 @@ func parseFlags(args []string, out io.Writer) (o options, err error) {
 	f.IntVar(&o.plan.Processes, "decodes", 8, "decode `processes`")
 	f.IntVar(&o.plan.Managers, "managers", 8, "decode `managers` in each of them")
 	f.IntVar(&o.plan.Aborts, "aborts", 10, "`rooms` of a thousand that one side gives up")
+	f.IntVar(&o.plan.Kills, "kills", 0, "how many decode `processes` are killed, and others started in their place")
 	f.IntVar(&o.plan.Regions, "regions", 4, "KV `regions`")
 	f.IntVar(&o.plan.Pages, "pages", 2, "`pages` of a room")
 	f.IntVar(&o.plan.PageBytes, "page-bytes", 1024, "`bytes` of a page of a region")
@@ -97,8 +98,8 @@ func parseFlags(args []string, out io.Writer) (o options, err error) {
 		return o, fmt.Errorf("%w: %q", errPlan, f.Args())
 	case o.plan.Rooms == 0 && o.duration <= 0:
 		return o, fmt.Errorf("%w: -duration %v", errPlan, o.duration)
-	case o.plan.Guests && o.plan.Rooms != 0:
-		return o, fmt.Errorf("%w: -guests takes a -duration, no -rooms", errPlan)
+	case o.plan.Guests && (o.plan.Rooms != 0 || o.plan.Kills != 0):
+		return o, fmt.Errorf("%w: -guests takes a -duration, no -rooms and no -kills", errPlan)
 	}
 	if _, err := parseKind(o.plan.Engine); err != nil {
 		return o, err

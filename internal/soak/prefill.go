@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/nixlkv/nixlkv"
@@ -24,12 +23,13 @@ type prefill struct {
 	manager *kvsender.Manager
 	tally   tally
 
-	stopped context.CancelFunc // no room is to be expected any more
-	streams sync.WaitGroup
+	lives  []*life // of the decode processes
+	guests life
+	next   []int // which room each stream has next; its goroutine's while there is one
 }
 
 func newPrefill(ctx context.Context, p *plan, engine *nixl.Engine) (_ *prefill, err error) {
-	f := &prefill{plan: p}
+	f := &prefill{plan: p, lives: make([]*life, p.Processes), next: make([]int, p.InFlight)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, f.close(ctx))
@@ -53,30 +53,22 @@ func newPrefill(ctx context.Context, p *plan, engine *nixl.Engine) (_ *prefill, 
 func (f *prefill) addr() string { return f.boot.Endpoint().String() }
 
 func (f *prefill) start() {
-	ctx, cancel := context.WithCancel(context.Background())
-	f.stopped = cancel
-	for s := range f.plan.InFlight {
-		f.streams.Go(func() {
-			for i := 0; ; i++ {
-				room, there := f.plan.room(s, i)
-				if !there || !f.send(ctx, room, s) {
-					return
-				}
-			}
-		})
+	for k := range f.lives {
+		f.begin(k)
 	}
 	if !f.plan.Guests {
 		return
 	}
-	f.streams.Go(func() {
-		for room := firstGuestRoom; f.send(ctx, room, f.plan.InFlight); room++ {
+	f.guests.begin()
+	f.guests.streams.Go(func() {
+		for room := firstGuestRoom; f.send(&f.guests, room, f.plan.InFlight); room++ {
 		}
 	})
 }
 
 // send sends a room from the memory of the k-th stream; false if its decode does not come any
 // more.
-func (f *prefill) send(ctx context.Context, room nixlkv.Room, k int) bool {
+func (f *prefill) send(l *life, room nixlkv.Room, k int) bool {
 	what := arrives
 	if room < firstGuestRoom {
 		what = f.plan.fate(room)
@@ -87,15 +79,27 @@ func (f *prefill) send(ctx context.Context, room nixlkv.Room, k int) bool {
 		return false
 	}
 	defer s.Close()
-	if _, err := s.WaitBootstrapped(ctx); ctx.Err() != nil {
-		return false
-	} else if err != nil {
-		f.tally.fail(err)
-		return true
-	}
 	begun := time.Now()
-	err = f.serve(s, what, k)
-	f.tally.add(what, time.Since(begun), outcome(what, err))
+	_, err = s.WaitBootstrapped(l.ctx)
+	if err != nil && errors.Is(err, l.ctx.Err()) {
+		f.count(l, func(t *tally) {
+			if l.killed.Load() {
+				t.unmet.Add(1)
+			}
+		})
+		return false
+	}
+	if err == nil {
+		begun = time.Now()
+		err = outcome(what, f.serve(s, what, k))
+	}
+	f.count(l, func(t *tally) {
+		if l.killed.Load() && ofRoom(err) {
+			t.lost.Add(1)
+		} else {
+			t.add(what, time.Since(begun), err)
+		}
+	})
 	return true
 }
 
@@ -130,16 +134,22 @@ func (f *prefill) serve(s *kvsender.Sender, what fate, k int) error {
 // outcome says what is wrong with how a room has ended: one that was aborted may have arrived
 // before that was known.
 func outcome(what fate, err error) error {
-	var failed *nixlkv.KVTransferError
-	if what != arrives && errors.As(err, &failed) && !errors.Is(err, nixlkv.ErrReleaseUnconfirmed) {
+	if what != arrives && ofRoom(err) && !errors.Is(err, nixlkv.ErrReleaseUnconfirmed) {
 		return nil
 	}
 	return err
 }
 
+// ofRoom says whether a room has failed, and not just taken too long.
+func ofRoom(err error) bool {
+	var failed *nixlkv.KVTransferError
+	return errors.As(err, &failed)
+}
+
 func (f *prefill) stop() {
-	f.stopped()
-	f.streams.Wait()
+	for _, l := range append(f.lives, &f.guests) {
+		l.end()
+	}
 }
 
 func (f *prefill) counts() *tally { return &f.tally }
