@@ -150,6 +150,8 @@ func (x *child) do(line string, r *report) error {
 		case cmdRevived:
 			f.begin(process)
 		}
+	case command == cmdCalm && isPrefill:
+		r.Left = f.calm()
 	case command == cmdAlone && isPrefill:
 		r.Left = f.alone()
 	case command == cmdVisit && isGuest:
@@ -171,7 +173,7 @@ func (x *child) do(line string, r *report) error {
 
 // untilIdle waits until no room needs anything any more, and gives what still does.
 func (x *child) untilIdle() (left []string) {
-	return untilNone(func() (left []string) {
+	return untilNone(idleTimeout, func() (left []string) {
 		var r report
 		x.side.report(&r)
 		for _, name := range slices.Sorted(maps.Keys(r.Busy)) {

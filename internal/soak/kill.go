@@ -18,6 +18,35 @@ func (r *run) killTimes() (times []float64) {
 	return times
 }
 
+// killEach kills each decode process once before anything is measured, where memory is to be judged:
+// the heaps take more from the system while the first peers are lost, and use it again for the
+// others.
+func (r *run) killEach(ctx context.Context) error {
+	if r.plan.Kills == 0 || r.growth == 0 {
+		return nil
+	}
+	for k := range r.decodes {
+		if err := r.replace(ctx, k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// calm waits at the ends of the parts that are compared until the prefill has let go of all
+// connections to decodes that were killed.
+func (r *run) calm(part int) error {
+	if r.plan.Kills == 0 || part != 0 && part != parts-1 {
+		return nil
+	}
+	return r.each(cmdCalm, []*process{r.prefill}, func(_ *process, a *report) error {
+		for _, l := range a.Left {
+			return fmt.Errorf("%w: %s", errUnsteady, l)
+		}
+		return nil
+	})
+}
+
 // replace kills a decode process in the middle of its rooms and starts another in its place. The
 // rooms of all others go on meanwhile.
 func (r *run) replace(ctx context.Context, k int) error {

@@ -69,8 +69,7 @@ func (f *prefill) killing(process int) {
 func (f *prefill) killed(process int, r *report) {
 	l := f.lives[process]
 	most := l.peers - f.plan.Managers
-	// Then all that the decodes have sent was read, and no room can begin any more.
-	r.Left = untilNone(func() (left []string) {
+	r.Left = untilNone(idleTimeout, func() (left []string) {
 		if n := len(f.manager.Stats().Peers); n > most {
 			left = append(left, fmt.Sprintf("%d peers after %d were killed, were %d", n, f.plan.Managers, l.peers))
 		}
@@ -83,9 +82,20 @@ func (f *prefill) killed(process int, r *report) {
 	}
 }
 
+// calm waits until the prefill is connected to nobody but the peers that it knows. What it reads of a
+// dead decode after that was forgotten it tries to answer, for a time.
+func (f *prefill) calm() (left []string) {
+	return untilNone(idleTimeout, func() (left []string) {
+		if s := f.manager.Stats(); s.Control.Endpoints > len(s.Peers) {
+			left = append(left, fmt.Sprintf("%d connections to %d peers", s.Control.Endpoints, len(s.Peers)))
+		}
+		return left
+	})
+}
+
 // alone waits until the prefill holds nothing for decodes, all of which have ended.
 func (f *prefill) alone() (left []string) {
-	return untilNone(func() (left []string) {
+	return untilNone(idleTimeout, func() (left []string) {
 		var r report
 		f.report(&r)
 		for _, name := range []string{"peers", "remotes", "prepared", "connections"} {
@@ -97,9 +107,9 @@ func (f *prefill) alone() (left []string) {
 	})
 }
 
-// untilNone waits until nothing is left, within idleTimeout, and gives what still is.
-func untilNone(list func() []string) (left []string) {
-	for end := time.Now().Add(idleTimeout); ; time.Sleep(10 * time.Millisecond) {
+// untilNone waits until nothing is left, and gives what still is when time is up.
+func untilNone(timeout time.Duration, list func() []string) (left []string) {
+	for end := time.Now().Add(timeout); ; time.Sleep(10 * time.Millisecond) {
 		if left = list(); len(left) == 0 || time.Now().After(end) {
 			return left
 		}

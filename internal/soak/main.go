@@ -77,7 +77,7 @@ func parseFlags(args []string, out io.Writer) (o options, err error) {
 	f := flag.NewFlagSet("soak", flag.ContinueOnError)
 	f.SetOutput(out)
 	f.StringVar(&o.plan.Engine, "engine", "auto", "auto, native or embedded")
-	f.IntVar(&o.plan.Rooms, "rooms", 0, "`rooms` in all; 0: as many as there is time for")
+	f.IntVar(&o.plan.Rooms, "rooms", 0, "`rooms` in all, at least as many as are in flight; not given: as many as there is time for")
 	f.DurationVar(&o.duration, "duration", 30*time.Second, "how long; -rooms comes before it")
 	f.IntVar(&o.plan.InFlight, "in-flight", 1000, "`rooms` in flight")
 	f.IntVar(&o.plan.Processes, "decodes", 8, "decode `processes`")
@@ -93,9 +93,14 @@ func parseFlags(args []string, out io.Writer) (o options, err error) {
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
+	given := map[string]bool{}
+	f.Visit(func(f *flag.Flag) { given[f.Name] = true })
 	switch {
 	case f.NArg() > 0:
 		return o, fmt.Errorf("%w: %q", errPlan, f.Args())
+	case given["rooms"] && o.plan.Rooms < o.plan.InFlight:
+		return o, fmt.Errorf("%w: -rooms %d with %d in flight: want at least as many (-in-flight may be less, -duration bounds the time instead)",
+			errPlan, o.plan.Rooms, o.plan.InFlight)
 	case o.plan.Rooms == 0 && o.duration <= 0:
 		return o, fmt.Errorf("%w: -duration %v", errPlan, o.duration)
 	case o.plan.Guests && (o.plan.Rooms != 0 || o.plan.Kills != 0):

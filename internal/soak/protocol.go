@@ -14,6 +14,7 @@ const (
 	cmdKilled  = "killed"  // it is dead: wait for the end of its rooms, tell how many there were and where its streams are
 	cmdRevived = "revived" // another is in its place: its streams go on
 	// For the prefill.
+	cmdCalm  = "calm"  // wait until it is connected to no decode but those it knows
 	cmdAlone = "alone" // all decodes have ended: what is still held for one is left over
 	// For guests.
 	cmdVisit = "visit" // come and go, and send a room each time

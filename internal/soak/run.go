@@ -143,10 +143,13 @@ func (r *run) soak(ctx context.Context) (problems []string, err error) {
 		samples = append(samples, s)
 		return err
 	}
-	if err := take(); err != nil {
+	if err := r.each(cmdGo, r.decodes, nil); err != nil {
 		return nil, err
 	}
-	if err := r.each(cmdGo, r.decodes, nil); err != nil {
+	if err := r.killEach(ctx); err != nil {
+		return nil, err
+	}
+	if err := take(); err != nil {
 		return nil, err
 	}
 	warm, steady := rooms, time.Now()
@@ -174,6 +177,9 @@ func (r *run) soak(ctx context.Context) (problems []string, err error) {
 		if err := reaches(float64(part + 1)); err != nil {
 			return nil, err
 		}
+		if err := r.calm(part); err != nil {
+			return nil, err
+		}
 		if err := take(); err != nil {
 			return nil, err
 		}
@@ -189,10 +195,20 @@ func (r *run) soak(ctx context.Context) (problems []string, err error) {
 	first, end := samples[1], &samples[parts]
 	first.decodes = startOf(samples[1:])
 	printHeld(r.out, &first, end)
-	slow, fast := steadiness(samples[1:])
-	fmt.Fprintf(r.out, "rooms/s of the tenths: the slowest %.2f, the fastest %.2f of the median\n", slow, fast)
-	return grown(&first, end, r.growth), nil
+	growth := r.growth
+	if want := uint64(r.plan.InFlight) * roomsToJudge; first.rooms < want {
+		growth = 0
+		fmt.Fprintf(r.out, "too short to judge memory or throughput: the first tenth had %d rooms, and %d are needed, %d for each in flight\n", first.rooms, want, roomsToJudge)
+	} else {
+		slow, fast := steadiness(samples[1:])
+		fmt.Fprintf(r.out, "rooms/s of the tenths: the slowest %.2f, the fastest %.2f of the median\n", slow, fast)
+	}
+	return grown(&first, end, growth), nil
 }
+
+// roomsToJudge is how many rooms of each stream make the processes as large as they get: with
+// fewer in the first tenth, what comes after it would be taken for growth.
+const roomsToJudge = 10
 
 // until waits until something holds of the rooms that have ended, and of the streams that have had
 // their first.

@@ -95,7 +95,7 @@ func startOf(samples []sample) (l load) {
 	last := len(samples) - 1
 	for i, kills := range samples[last].kills {
 		first := slices.IndexFunc(samples, func(s sample) bool { return s.kills[i] == kills })
-		if kills > 0 {
+		if first > 0 { // it came in the middle of that one
 			first = min(first+1, last)
 		}
 		l.merge(samples[first].each[i])
