@@ -99,11 +99,14 @@ func (x *child) open() (r report, err error) {
 		if err != nil {
 			return r, err
 		}
-		x.side, r.Addr = f, f.addr()
+		x.side, r.Addr, r.Engine = f, f.addr(), x.engine.Info().Kind.String()
+		if f.other != nil {
+			r.Other = f.other.addr()
+		}
 	case roleDecode:
 		x.side, err = newDecodes(ctx, p, x.config.Process, x.config.Addr, x.engine)
 	case roleGuest:
-		x.side, err = newGuests(p, x.config.Addr, x.engine)
+		x.side, err = newGuests(p, x.config.Addr, x.config.Other, x.engine)
 	default:
 		err = fmt.Errorf("%w: a child that is a %q", errPlan, x.config.Role)
 	}
@@ -155,9 +158,11 @@ func (x *child) do(line string, r *report) error {
 	case command == cmdAlone && isPrefill:
 		r.Left = f.alone()
 	case command == cmdVisit && isGuest:
-		g.visit(true)
+		g.visit(&g.here)
+	case command == cmdOther && isGuest:
+		g.visit(&g.there)
 	case command == cmdPass && isGuest:
-		g.visit(false)
+		g.visit(nil)
 	default:
 		return fmt.Errorf("%w: command %q", errPlan, command)
 	}

@@ -12,8 +12,8 @@ import (
 // warm for one of them.
 func (r *run) killTimes() (times []float64) {
 	const first, last = 1, parts - 2
-	for i := range r.plan.Kills {
-		times = append(times, first+(last-first)*(float64(i)+0.5)/float64(r.plan.Kills))
+	for i := range r.kills {
+		times = append(times, first+(last-first)*(float64(i)+0.5)/float64(r.kills))
 	}
 	return times
 }
@@ -22,7 +22,7 @@ func (r *run) killTimes() (times []float64) {
 // the heaps take more from the system while the first peers are lost, and use it again for the
 // others.
 func (r *run) killEach(ctx context.Context) error {
-	if r.plan.Kills == 0 || r.growth == 0 {
+	if r.kills == 0 || r.growth == 0 {
 		return nil
 	}
 	for k := range r.decodes {
@@ -36,7 +36,7 @@ func (r *run) killEach(ctx context.Context) error {
 // calm waits at the ends of the parts that are compared until the prefill has let go of all
 // connections to decodes that were killed.
 func (r *run) calm(part int) error {
-	if r.plan.Kills == 0 || part != 0 && part != parts-1 {
+	if r.kills == 0 || part != 0 && part != parts-1 {
 		return nil
 	}
 	return r.each(cmdCalm, []*process{r.prefill}, func(_ *process, a *report) error {
@@ -68,7 +68,7 @@ func (r *run) replace(ctx context.Context, k int) error {
 		return err
 	}
 	settled := time.Now()
-	r.kills[k]++
+	r.killed[k]++
 	for _, n := range []struct{ all, more *uint64 }{{&r.ended.Arrived, &lost.Arrived}, {&r.ended.Aborted, &lost.Aborted},
 		{&r.ended.Lost, &lost.Lost}, {&r.ended.Unmet, &lost.Unmet}} {
 		*n.all += *n.more

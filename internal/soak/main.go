@@ -6,11 +6,16 @@
 //
 //	go run ./internal/soak -duration 10m
 //
+// Decode processes are killed in the middle of their rooms, one after another, and others started
+// in their place (-kills): their rooms fail and are counted apart, everybody else's arrive.
+//
 // The exit code is 1 if a room failed that should not, arrived with other bytes, memory grew by
 // more than -growth percent from the first tenth to the end, or something was left over.
-// Throughput is printed and not judged: other programs may run.
+// Throughput is printed and not judged: other programs may run. A run that is too short for its
+// processes to be warm says so, and its memory is not judged.
 //
-// With -guests it measures what the peers that are there notice while new ones come.
+// With -guests it measures what the peers that are there notice while new ones come: at their
+// prefill, and at another one in its process, which shares no agent with it.
 package main
 
 import (
@@ -39,7 +44,16 @@ type options struct {
 	plan     plan
 	duration time.Duration
 	growth   float64 // percent
+	kills    int     // of decode processes, one after another; negative: defaultKills
 }
+
+const (
+	// defaultKills is for the embedded engine; with NIXL no decode is killed unless that is asked for.
+	// UCX keeps the sockets of peers that were killed, so open files would grow, and it can abort the
+	// prefill when it loads a decode that ends at that very moment (SECURITY.md).
+	defaultKills = 5
+	maxKills     = 1000
+)
 
 // runProgram is the program; it gives the exit code.
 func runProgram(args []string, in io.Reader, out, log io.Writer) int {
@@ -83,7 +97,7 @@ func parseFlags(args []string, out io.Writer) (o options, err error) {
 	f.IntVar(&o.plan.Processes, "decodes", 8, "decode `processes`")
 	f.IntVar(&o.plan.Managers, "managers", 8, "decode `managers` in each of them")
 	f.IntVar(&o.plan.Aborts, "aborts", 10, "`rooms` of a thousand that one side gives up")
-	f.IntVar(&o.plan.Kills, "kills", 0, "how many decode `processes` are killed, and others started in their place")
+	f.IntVar(&o.kills, "kills", -1, "how many decode `processes` are killed, and others started in their place; -1: 5 on the embedded engine, else 0")
 	f.IntVar(&o.plan.Regions, "regions", 4, "KV `regions`")
 	f.IntVar(&o.plan.Pages, "pages", 2, "`pages` of a room")
 	f.IntVar(&o.plan.PageBytes, "page-bytes", 1024, "`bytes` of a page of a region")
@@ -103,8 +117,10 @@ func parseFlags(args []string, out io.Writer) (o options, err error) {
 			errPlan, o.plan.Rooms, o.plan.InFlight)
 	case o.plan.Rooms == 0 && o.duration <= 0:
 		return o, fmt.Errorf("%w: -duration %v", errPlan, o.duration)
-	case o.plan.Guests && (o.plan.Rooms != 0 || o.plan.Kills != 0):
+	case o.plan.Guests && (o.plan.Rooms != 0 || o.kills > 0):
 		return o, fmt.Errorf("%w: -guests takes a -duration, no -rooms and no -kills", errPlan)
+	case o.kills < -1 || o.kills > maxKills:
+		return o, fmt.Errorf("%w: -kills %d, want at most %d", errPlan, o.kills, maxKills)
 	}
 	if _, err := parseKind(o.plan.Engine); err != nil {
 		return o, err

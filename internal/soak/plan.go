@@ -20,7 +20,6 @@ type plan struct {
 	Processes int // of decodes
 	Managers  int // of each of them
 	Aborts    int // rooms of a thousand that one side gives up
-	Kills     int // of decode processes, one after another
 	Regions   int
 	Pages     int // of a room
 	PageBytes int
@@ -43,7 +42,7 @@ func (p *plan) validate() error {
 	}{
 		{"rooms", p.Rooms, 0, 1 << 40}, {"in flight", p.InFlight, 1, 1 << 16}, {"decode processes", p.Processes, 1, 256},
 		{"managers a process", p.Managers, 1, 256}, {"rooms of a thousand to abort", p.Aborts, 0, 1000},
-		{"kills", p.Kills, 0, 1000}, {"regions", p.Regions, 1, 1024}, {"pages a room", p.Pages, 1, 1 << 16}, {"bytes a page", p.PageBytes, stampBytes, 1 << 24},
+		{"regions", p.Regions, 1, 1024}, {"pages a room", p.Pages, 1, 1 << 16}, {"bytes a page", p.PageBytes, stampBytes, 1 << 24},
 		{"pages in the pool", p.Pool, 0, 1 << 24},
 	} {
 		if f.n < f.lo || f.n > f.hi {

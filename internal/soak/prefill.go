@@ -21,6 +21,7 @@ type prefill struct {
 	mem     *memory
 	boot    *bootstrap.Server
 	manager *kvsender.Manager
+	other   *prefill // with guests: one more in this process, for guests alone
 	tally   tally
 
 	lives  []*life // of the decode processes
@@ -28,7 +29,19 @@ type prefill struct {
 	next   []int // which room each stream has next; its goroutine's while there is one
 }
 
-func newPrefill(ctx context.Context, p *plan, engine *nixl.Engine) (_ *prefill, err error) {
+// newPrefill makes the prefill and, with guests, the other one beside it, as large as it is.
+func newPrefill(ctx context.Context, p *plan, engine *nixl.Engine) (*prefill, error) {
+	f, err := newOnePrefill(ctx, p, engine)
+	if err != nil || !p.Guests {
+		return f, err
+	}
+	if f.other, err = newOnePrefill(ctx, p, engine); err != nil {
+		return nil, errors.Join(err, f.close(ctx))
+	}
+	return f, nil
+}
+
+func newOnePrefill(ctx context.Context, p *plan, engine *nixl.Engine) (_ *prefill, err error) {
 	f := &prefill{plan: p, lives: make([]*life, p.Processes), next: make([]int, p.InFlight)}
 	defer func() {
 		if err != nil {
@@ -56,9 +69,14 @@ func (f *prefill) start() {
 	for k := range f.lives {
 		f.begin(k)
 	}
-	if !f.plan.Guests {
-		return
+	if f.plan.Guests {
+		f.receiveGuests()
+		f.other.receiveGuests()
 	}
+}
+
+// receiveGuests sends a room to each guest.
+func (f *prefill) receiveGuests() {
 	f.guests.begin()
 	f.guests.streams.Go(func() {
 		for room := firstGuestRoom; f.send(&f.guests, room, f.plan.InFlight); room++ {
@@ -150,6 +168,9 @@ func (f *prefill) stop() {
 	for _, l := range append(f.lives, &f.guests) {
 		l.end()
 	}
+	if f.other != nil {
+		f.other.stop()
+	}
 }
 
 func (f *prefill) counts() *tally { return &f.tally }
@@ -164,9 +185,12 @@ func (f *prefill) report(r *report) {
 
 func (f *prefill) close(ctx context.Context) error {
 	var errs []error
+	if f.other != nil {
+		errs = append(errs, f.other.close(ctx))
+	}
 	if f.manager != nil {
 		if err := f.manager.Shutdown(ctx); err != nil {
-			return err // the memory is in use
+			return errors.Join(append(errs, err)...) // the memory is in use
 		}
 		if s := f.manager.Stats(); s.Agent != (nixl.AgentStats{}) || s.Rooms != 0 || len(s.Peers) != 0 {
 			errs = append(errs, fmt.Errorf("left in the prefill's manager: %+v", s))

@@ -17,7 +17,8 @@ const (
 	cmdCalm  = "calm"  // wait until it is connected to no decode but those it knows
 	cmdAlone = "alone" // all decodes have ended: what is still held for one is left over
 	// For guests.
-	cmdVisit = "visit" // come and go, and send a room each time
+	cmdVisit = "visit" // come and go, and get a room each time
+	cmdOther = "other" // the same, from the second prefill
 	cmdPass  = "pass"  // come and go, without a room
 )
 
@@ -28,7 +29,9 @@ const maxLine = 1 << 20
 type report struct {
 	Error string `json:",omitempty"` // the command failed; nothing else is told then
 
-	Addr string `json:",omitempty"` // of a prefill's bootstrap server
+	Addr   string `json:",omitempty"` // of a prefill's bootstrap server
+	Other  string `json:",omitempty"` // of its second one's, with guests
+	Engine string `json:",omitempty"` // that a prefill runs on
 
 	Arrived, Aborted, Failed uint64
 	Lost, Unmet              uint64 `json:",omitempty"` // that failed, or never began, because their decode was killed
@@ -59,5 +62,6 @@ type childConfig struct {
 	Role    role
 	Process int    // of the decodes
 	Addr    string // of the prefill's bootstrap server, for all others
+	Other   string // of the second prefill's, for guests
 	Plan    plan
 }

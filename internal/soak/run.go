@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/nixlkv/nixlkv/nixl"
 )
 
 // run is the parent of a run's processes.
@@ -22,8 +24,8 @@ type run struct {
 	addr    string   // of the prefill's bootstrap server
 	started time.Time
 
-	kills []int  // how often each decode process was killed
-	ended report // the rooms of those that were
+	killed []int  // how often each decode process was
+	ended  report // the rooms of those that were
 }
 
 // errUnsteady: the run went through, and something of it is not as it should be.
@@ -68,7 +70,13 @@ func (r *run) open() error {
 		return err
 	}
 	r.prefill, r.addr = prefill, ready.Addr
-	r.kills = make([]int, r.plan.Processes)
+	if r.kills < 0 {
+		r.kills = 0
+		if ready.Engine == nixl.Embedded.String() && !r.plan.Guests {
+			r.kills = defaultKills
+		}
+	}
+	r.killed = make([]int, r.plan.Processes)
 	for i := range r.plan.Processes {
 		d, err := r.spawnDecode(i)
 		if err != nil {
@@ -77,7 +85,7 @@ func (r *run) open() error {
 		r.decodes = append(r.decodes, d)
 	}
 	if r.plan.Guests {
-		r.guest, _, err = spawn("guest", childConfig{Role: roleGuest, Addr: ready.Addr, Plan: r.plan}, r.log)
+		r.guest, _, err = spawn("guest", childConfig{Role: roleGuest, Addr: ready.Addr, Other: ready.Other, Plan: r.plan}, r.log)
 	}
 	return err
 }
@@ -170,7 +178,7 @@ func (r *run) soak(ctx context.Context) (problems []string, err error) {
 			if err := reaches(kills[0]); err != nil {
 				return nil, err
 			}
-			if err := r.replace(ctx, (r.plan.Kills-len(kills))%r.plan.Processes); err != nil {
+			if err := r.replace(ctx, (r.kills-len(kills))%r.plan.Processes); err != nil {
 				return nil, err
 			}
 		}
@@ -241,7 +249,7 @@ func (r *run) untilOf(ctx context.Context, decodes []*process, holds func(done u
 
 // sample asks every process.
 func (r *run) sample() (s sample, done uint64, err error) {
-	s.latency, s.kills, s.each, done = times{}, slices.Clone(r.kills), make([]load, len(r.decodes)), r.ended.rooms()
+	s.latency, s.killed, s.each, done = times{}, slices.Clone(r.killed), make([]load, len(r.decodes)), r.ended.rooms()
 	before := map[*process]usage{}
 	for _, p := range r.both() {
 		if before[p], err = p.usage(); err != nil {
@@ -290,7 +298,7 @@ func (r *run) end() (left []string, err error) {
 		return nil, err
 	}
 	lost := ""
-	if r.plan.Kills > 0 {
+	if r.kills > 0 {
 		lost = fmt.Sprintf("%d failed and %d never began because their decode was killed, ", r.ended.Lost, r.ended.Unmet)
 	}
 	all := arrived + aborted + r.ended.Lost + r.ended.Unmet

@@ -18,7 +18,7 @@ type sample struct {
 	prefill load
 	decodes load
 	each    []load // of the decode processes
-	kills   []int  // how often each had been killed
+	killed  []int  // how often each had been
 }
 
 // load is what the processes of a side have together.
@@ -93,8 +93,8 @@ func printHeld(out io.Writer, first, last *sample) {
 // sample that it was there for all the time and warm. One that has no such sample is as it is.
 func startOf(samples []sample) (l load) {
 	last := len(samples) - 1
-	for i, kills := range samples[last].kills {
-		first := slices.IndexFunc(samples, func(s sample) bool { return s.kills[i] == kills })
+	for i, killed := range samples[last].killed {
+		first := slices.IndexFunc(samples, func(s sample) bool { return s.killed[i] == killed })
 		if first > 0 { // it came in the middle of that one
 			first = min(first+1, last)
 		}
