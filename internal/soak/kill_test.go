@@ -42,7 +42,7 @@ func TestStartOf(t *testing.T) {
 // Decodes are killed, some of them more than once, and each time everything goes on.
 func TestKills(t *testing.T) {
 	var out, log bytes.Buffer
-	args := strings.Fields("-engine embedded -decodes 2 -managers 2 -in-flight 40 -rooms 4000 -aborts 50 -kills 3 -growth 0")
+	args := strings.Fields("-engine embedded -decodes 2 -managers 2 -in-flight 40 -rooms 6000 -aborts 50 -kills 3 -growth 0")
 	if code := runProgram(args, nil, &out, &log); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
@@ -55,8 +55,8 @@ func TestKills(t *testing.T) {
 	if _, err := fmt.Sscanf(line, "%d rooms: %d arrived as sent, %d were given up, %d failed and %d never began", &all, &arrived, &aborted, &lost, &unmet); err != nil {
 		t.Fatalf("%v in %q", err, line)
 	}
-	// Each kill ends a room of each stream that has any left.
-	if all != 4000 || arrived+aborted+lost+unmet != all || lost+unmet == 0 || lost+unmet > 3*2*20 || arrived < 3000 {
+	// Each kill ends a room of each stream that has any left, or two where the decode was ahead.
+	if all != 6000 || arrived+aborted+lost+unmet != all || lost == 0 || lost+unmet > 2*3*20 || arrived < 5000 {
 		t.Errorf("%d rooms, %d arrived, %d given up, %d lost, %d never begun", all, arrived, aborted, lost, unmet)
 	}
 }

@@ -10,15 +10,20 @@ import (
 
 // life is what the prefill has to do with a process of decodes, until that ends or is killed.
 type life struct {
-	killed  atomic.Bool // or about to be: rooms may fail for that
-	peers   int         // that the prefill knew before
-	tally   tally
-	ctx     context.Context
-	over    context.CancelFunc // rooms that no decode has asked for are not waited for any more
-	streams sync.WaitGroup
+	killed   atomic.Bool   // or about to be: rooms may fail for that, and go no further than their pages
+	peers    int           // that the prefill knew before
+	held     chan struct{} // closed when a room has gone so far
+	holdOnce sync.Once
+	tally    tally
+	ctx      context.Context
+	over     context.CancelFunc // rooms that no decode has asked for are not waited for any more
+	streams  sync.WaitGroup
 }
 
-func (l *life) begin() { l.ctx, l.over = context.WithCancel(context.Background()) }
+func (l *life) begin() {
+	l.ctx, l.over = context.WithCancel(context.Background())
+	l.held = make(chan struct{})
+}
 
 // end waits for the end of the rooms that are under way.
 func (l *life) end() {
@@ -56,11 +61,24 @@ func (f *prefill) count(l *life, add func(*tally)) {
 	add(&l.tally)
 }
 
-// killing: a decode process is about to be killed.
+// killing: a decode process is about to be killed. It waits until a room of it is in the middle, if
+// there is one yet; others are wherever they are.
 func (f *prefill) killing(process int) {
 	l := f.lives[process]
 	l.peers = len(f.manager.Stats().Peers)
 	l.killed.Store(true)
+	ended := make(chan struct{})
+	go func() {
+		l.streams.Wait()
+		close(ended)
+	}()
+	timeout := time.NewTimer(idleTimeout)
+	defer timeout.Stop()
+	select {
+	case <-l.held:
+	case <-ended:
+	case <-timeout.C:
+	}
 }
 
 // killed follows the death of a decode process. Its peers have to be forgotten and its rooms to

@@ -109,7 +109,7 @@ func (f *prefill) send(l *life, room nixlkv.Room, k int) bool {
 	}
 	if err == nil {
 		begun = time.Now()
-		err = outcome(what, f.serve(s, what, k))
+		err = outcome(what, f.serve(l, s, what, k))
 	}
 	f.count(l, func(t *tally) {
 		if l.killed.Load() && ofRoom(err) {
@@ -122,7 +122,7 @@ func (f *prefill) send(l *life, room nixlkv.Room, k int) bool {
 }
 
 // serve sends a room whose decode has told where it goes.
-func (f *prefill) serve(s *kvsender.Sender, what fate, k int) error {
+func (f *prefill) serve(l *life, s *kvsender.Sender, what fate, k int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), roomTimeout)
 	defer cancel()
 	if what == refused {
@@ -134,9 +134,13 @@ func (f *prefill) serve(s *kvsender.Sender, what fate, k int) error {
 	if err := s.Begin(kvsender.Plan{Pages: len(pages), Aux: kvsender.Aux(k)}); err != nil {
 		return err
 	}
-	if what == givenUp {
+	killed := l.killed.Load()
+	if what == givenUp || killed {
 		if err := s.Send(pages); err != nil {
 			return err
+		}
+		if killed {
+			l.holdOnce.Do(func() { close(l.held) })
 		}
 		return s.Wait(ctx)
 	}
