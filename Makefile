@@ -49,7 +49,7 @@ bench: ## benchmarks, also into .build/bench.txt; BENCHFLAGS=flags of go test
 	@scripts/bench $(BENCHFLAGS)
 
 .PHONY: soak
-soak: ## rooms through 64 decodes for DURATION=10m, or ROOMS=n of them, and a table; ENGINE, ARGS as above
+soak: ## rooms through 64 decodes, some killed, for DURATION=10m or ROOMS=n of them, and a table; ENGINE, ARGS as above
 	@scripts/program ./internal/soak '$(ENGINE)' $(if $(ROOMS),-rooms '$(ROOMS)',-duration '$(DURATION)') $(ARGS)
 
 .PHONY: fuzz

@@ -53,8 +53,11 @@ func (m *Manager) registered(e wire.Endpoint) bool {
 }
 
 // stranger says whether anybody may have named an endpoint as one of the room's: nobody has
-// opened it, and no decode is known there.
-func (r *room) stranger(e wire.Endpoint) bool { return r.sender == nil && !r.m.registered(e) }
+// opened it, and no decode is known there. One that was forgotten has become a stranger: it is gone,
+// and to try to reach it for long would keep a connection to nobody.
+func (r *room) stranger(e wire.Endpoint) bool {
+	return r.sender == nil && !r.m.registered(e) || len(r.m.peers.ByAddr(e.String())) == 0
+}
 
 // tellFailure tells a decode that is none of a room's that it will get nothing.
 func (m *Manager) tellFailure(to wire.Endpoint, id nixlkv.Room, reason error) {
@@ -105,7 +108,13 @@ func (m *Manager) send(to wire.Endpoint, id nixlkv.Room, frames [][]byte, timeou
 			switch {
 			case err == nil:
 			case errors.Is(err, nixlkv.ErrPeerLost) && m.registered(to) && m.ctx.Err() == nil && time.Until(msg.Deadline) > resendPause:
-				time.AfterFunc(resendPause, try) // the connection broke, and the decode has not gone
+				time.AfterFunc(resendPause, func() { // the connection broke
+					if m.registered(to) {
+						try()
+					} else {
+						failed(err) // the decode has gone meanwhile; to try would connect to nobody
+					}
+				})
 			default:
 				failed(err)
 			}

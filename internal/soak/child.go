@@ -12,6 +12,8 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nixlkv/nixlkv/nixl"
@@ -53,7 +55,8 @@ func runChild(c childConfig, in io.Reader, out io.Writer) error {
 	if err := answer.Encode(first); err != nil {
 		return err
 	}
-	for lines := bufio.NewScanner(in); lines.Scan(); {
+	lines := bufio.NewScanner(in)
+	for lines.Buffer(nil, maxLine); lines.Scan(); {
 		r := report{}
 		if err := x.do(lines.Text(), &r); err != nil {
 			r = report{Error: err.Error()}
@@ -96,21 +99,34 @@ func (x *child) open() (r report, err error) {
 		if err != nil {
 			return r, err
 		}
-		x.side, r.Addr = f, f.addr()
+		x.side, r.Addr, r.Engine = f, f.addr(), x.engine.Info().Kind.String()
+		if f.other != nil {
+			r.Other = f.other.addr()
+		}
 	case roleDecode:
 		x.side, err = newDecodes(ctx, p, x.config.Process, x.config.Addr, x.engine)
 	case roleGuest:
-		x.side, err = newGuests(p, x.config.Addr, x.engine)
+		x.side, err = newGuests(p, x.config.Addr, x.config.Other, x.engine)
 	default:
 		err = fmt.Errorf("%w: a child that is a %q", errPlan, x.config.Role)
 	}
 	return r, err
 }
 
-func (x *child) do(command string, r *report) error {
+func (x *child) do(line string, r *report) error {
+	command, argument, _ := strings.Cut(line, " ")
+	f, isPrefill := x.side.(*prefill)
 	d, isDecodes := x.side.(*decodes)
 	g, isGuest := x.side.(*guests)
 	switch {
+	case command == cmdStart && isDecodes && argument != "":
+		var first []int
+		if err := json.Unmarshal([]byte(argument), &first); err != nil {
+			return fmt.Errorf("%w: %s: %w", errPlan, command, err)
+		}
+		if err := d.startAt(first); err != nil {
+			return err
+		}
 	case command == cmdStart:
 		x.side.start()
 	case command == cmdGo && isDecodes:
@@ -123,10 +139,30 @@ func (x *child) do(command string, r *report) error {
 		r.Left = x.untilIdle()
 	case command == cmdClose:
 		return x.close(r)
+	case isPrefill && (command == cmdKilling || command == cmdKilled || command == cmdRevived):
+		process, err := strconv.Atoi(argument)
+		if err != nil || process < 0 || process >= len(f.lives) {
+			return fmt.Errorf("%w: %s: decode process %q", errPlan, command, argument)
+		}
+		switch command {
+		case cmdKilling:
+			f.killing(process)
+		case cmdKilled:
+			f.killed(process, r)
+			return nil
+		case cmdRevived:
+			f.begin(process)
+		}
+	case command == cmdCalm && isPrefill:
+		r.Left = f.calm()
+	case command == cmdAlone && isPrefill:
+		r.Left = f.alone()
 	case command == cmdVisit && isGuest:
-		g.visit(true)
+		g.visit(&g.here)
+	case command == cmdOther && isGuest:
+		g.visit(&g.there)
 	case command == cmdPass && isGuest:
-		g.visit(false)
+		g.visit(nil)
 	default:
 		return fmt.Errorf("%w: command %q", errPlan, command)
 	}
@@ -142,19 +178,16 @@ func (x *child) do(command string, r *report) error {
 
 // untilIdle waits until no room needs anything any more, and gives what still does.
 func (x *child) untilIdle() (left []string) {
-	for end := time.Now().Add(idleTimeout); ; time.Sleep(10 * time.Millisecond) {
+	return untilNone(idleTimeout, func() (left []string) {
 		var r report
 		x.side.report(&r)
-		left = left[:0]
 		for _, name := range slices.Sorted(maps.Keys(r.Busy)) {
 			if n := r.Busy[name]; n != 0 {
 				left = append(left, fmt.Sprintf("%d %s after the last room", n, name))
 			}
 		}
-		if len(left) == 0 || time.Now().After(end) {
-			return left
-		}
-	}
+		return left
+	})
 }
 
 // close gives everything back and compares with what there was at first.

@@ -19,15 +19,18 @@ type intervals struct {
 // rounds is how often the kinds of intervals take turns.
 const rounds = 5
 
-// compareGuests measures the rooms of peers that are there while others come. Intervals in
-// which nobody comes, in which decodes come and go without meeting the prefill, and in which
-// each is met take turns, so that what else the machine does meets all of them: the difference
-// between the last two is what wiring a new peer up costs the others.
+// compareGuests measures the rooms of peers that are there while others come. Intervals of four
+// kinds take turns, so that what else the machine does meets all of them: nobody comes; decodes
+// come and go without meeting a prefill; each is met by another prefill in the same process; each
+// is met by theirs. The last two cost the machine and the process the same, and differ in the agent
+// alone and what is locked with it: what is worse in the last is what wiring a new peer up costs
+// the others beyond the CPU that it takes.
 func (r *run) compareGuests(ctx context.Context) error {
 	kinds := []*intervals{
 		{name: "nobody comes", command: cmdStop, latency: times{}},
 		{name: "decodes made, not met", command: cmdPass, latency: times{}},
-		{name: "decodes met", command: cmdVisit, latency: times{}},
+		{name: "decodes met, another agent", command: cmdOther, latency: times{}},
+		{name: "decodes met, this agent", command: cmdVisit, latency: times{}},
 	}
 	if err := r.each(cmdGo, r.decodes, nil); err != nil {
 		return err
@@ -37,8 +40,9 @@ func (r *run) compareGuests(ctx context.Context) error {
 		return err
 	}
 	last := first
-	for range rounds {
-		for _, k := range kinds {
+	for round := range rounds {
+		for i := range kinds {
+			k := kinds[(i+round)%len(kinds)] // none always follows the same
 			if last, err = r.interval(ctx, k, r.duration/time.Duration(rounds*len(kinds))); err != nil {
 				return err
 			}
@@ -47,6 +51,7 @@ func (r *run) compareGuests(ctx context.Context) error {
 	if err := printIntervals(r.out, kinds); err != nil {
 		return err
 	}
+	printRatio(r.out, kinds[len(kinds)-2], kinds[len(kinds)-1])
 	a, b := &first.prefill, &last.prefill
 	fmt.Fprintf(r.out, "the prefill before and after it met %d decodes that are gone: %.1f and %.1f MiB, %d and %d files, %d and %d remotes\n",
 		kinds[len(kinds)-1].guests, mib(a.settled), mib(b.settled), a.files, b.files, a.held["remotes"], b.held["remotes"])
@@ -87,6 +92,15 @@ func (r *run) tellGuests(command string) (n uint64, err error) {
 		return nil
 	})
 	return n, err
+}
+
+// printRatio prints what the last kind has of the one that differs in the agent alone.
+func printRatio(out io.Writer, other, this *intervals) {
+	ratio := func(q float64) float64 {
+		return float64(this.latency.quantile(q)) / float64(max(other.latency.quantile(q), 1))
+	}
+	fmt.Fprintf(out, "met by this agent, of met by another: p50 %.2f, p99 %.2f; guests %.2f\n", ratio(0.5), ratio(0.99),
+		float64(this.guests)/float64(max(other.guests, 1)))
 }
 
 func printIntervals(out io.Writer, kinds []*intervals) error {

@@ -17,6 +17,7 @@ import (
 type decodes struct {
 	plan     *plan
 	addr     string // of the prefill's bootstrap server
+	first    []int  // which room each stream has first, manager by manager; nil: the first there is
 	managers []*decode
 	tally    tally
 	stopped  atomic.Bool
@@ -59,18 +60,38 @@ func newDecodeManager(ctx context.Context, mem *memory, engine *nixl.Engine) (*k
 		kvreceiver.WithConnectTimeout(roomTimeout), kvreceiver.WithCloseTimeout(closeTimeout))
 }
 
+// startAt has the streams start with these rooms, in the place of a process that was killed.
+func (d *decodes) startAt(first []int) error {
+	n := 0
+	for _, x := range d.managers {
+		n += len(x.streams)
+	}
+	if len(first) != n {
+		return fmt.Errorf("%w: first rooms of %d streams, there are %d", errPlan, len(first), n)
+	}
+	d.first = first
+	d.start()
+	return nil
+}
+
 func (d *decodes) start() {
+	n := 0
 	for _, x := range d.managers {
 		for k, s := range x.streams {
-			d.streams.Go(func() { d.stream(x, s, k) })
+			first := 0
+			if d.first != nil {
+				first = d.first[n]
+			}
+			n++
+			d.streams.Go(func() { d.stream(x, s, k, first) })
 		}
 	}
 }
 
 // stream receives the rooms of a stream, the manager's k-th: the first when it starts, the others
 // when all are to go on.
-func (d *decodes) stream(x *decode, s, k int) {
-	for i := 0; !d.stopped.Load(); i++ {
+func (d *decodes) stream(x *decode, s, k, first int) {
+	for i := first; !d.stopped.Load(); i++ {
 		room, there := d.plan.room(s, i)
 		if !there {
 			return
@@ -79,7 +100,7 @@ func (d *decodes) stream(x *decode, s, k int) {
 		begun := time.Now()
 		err := receive(x.manager, x.mem, d.addr, room, what, k)
 		d.tally.add(what, time.Since(begun), err)
-		if i == 0 {
+		if i == first {
 			d.tally.begun.Add(1)
 			<-d.warm
 		}

@@ -63,6 +63,14 @@ func (p *plan) streams(manager int) (streams []int) {
 	return streams
 }
 
+// streamsOf lists the streams of a decode process, manager by manager.
+func (p *plan) streamsOf(process int) (streams []int) {
+	for m := range p.Managers {
+		streams = append(streams, p.streams(process*p.Managers+m)...)
+	}
+	return streams
+}
+
 // room gives room i of a stream, and whether there is one.
 func (p *plan) room(stream, i int) (nixlkv.Room, bool) {
 	n := i*p.InFlight + stream

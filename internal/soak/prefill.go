@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/nixlkv/nixlkv"
@@ -22,14 +21,28 @@ type prefill struct {
 	mem     *memory
 	boot    *bootstrap.Server
 	manager *kvsender.Manager
+	other   *prefill // with guests: one more in this process, for guests alone
 	tally   tally
 
-	stopped context.CancelFunc // no room is to be expected any more
-	streams sync.WaitGroup
+	lives  []*life // of the decode processes
+	guests life
+	next   []int // which room each stream has next; its goroutine's while there is one
 }
 
-func newPrefill(ctx context.Context, p *plan, engine *nixl.Engine) (_ *prefill, err error) {
-	f := &prefill{plan: p}
+// newPrefill makes the prefill and, with guests, the other one beside it, as large as it is.
+func newPrefill(ctx context.Context, p *plan, engine *nixl.Engine) (*prefill, error) {
+	f, err := newOnePrefill(ctx, p, engine)
+	if err != nil || !p.Guests {
+		return f, err
+	}
+	if f.other, err = newOnePrefill(ctx, p, engine); err != nil {
+		return nil, errors.Join(err, f.close(ctx))
+	}
+	return f, nil
+}
+
+func newOnePrefill(ctx context.Context, p *plan, engine *nixl.Engine) (_ *prefill, err error) {
+	f := &prefill{plan: p, lives: make([]*life, p.Processes), next: make([]int, p.InFlight)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, f.close(ctx))
@@ -53,30 +66,27 @@ func newPrefill(ctx context.Context, p *plan, engine *nixl.Engine) (_ *prefill, 
 func (f *prefill) addr() string { return f.boot.Endpoint().String() }
 
 func (f *prefill) start() {
-	ctx, cancel := context.WithCancel(context.Background())
-	f.stopped = cancel
-	for s := range f.plan.InFlight {
-		f.streams.Go(func() {
-			for i := 0; ; i++ {
-				room, there := f.plan.room(s, i)
-				if !there || !f.send(ctx, room, s) {
-					return
-				}
-			}
-		})
+	for k := range f.lives {
+		f.begin(k)
 	}
-	if !f.plan.Guests {
-		return
+	if f.plan.Guests {
+		f.receiveGuests()
+		f.other.receiveGuests()
 	}
-	f.streams.Go(func() {
-		for room := firstGuestRoom; f.send(ctx, room, f.plan.InFlight); room++ {
+}
+
+// receiveGuests sends a room to each guest.
+func (f *prefill) receiveGuests() {
+	f.guests.begin()
+	f.guests.streams.Go(func() {
+		for room := firstGuestRoom; f.send(&f.guests, room, f.plan.InFlight); room++ {
 		}
 	})
 }
 
 // send sends a room from the memory of the k-th stream; false if its decode does not come any
 // more.
-func (f *prefill) send(ctx context.Context, room nixlkv.Room, k int) bool {
+func (f *prefill) send(l *life, room nixlkv.Room, k int) bool {
 	what := arrives
 	if room < firstGuestRoom {
 		what = f.plan.fate(room)
@@ -87,20 +97,32 @@ func (f *prefill) send(ctx context.Context, room nixlkv.Room, k int) bool {
 		return false
 	}
 	defer s.Close()
-	if _, err := s.WaitBootstrapped(ctx); ctx.Err() != nil {
-		return false
-	} else if err != nil {
-		f.tally.fail(err)
-		return true
-	}
 	begun := time.Now()
-	err = f.serve(s, what, k)
-	f.tally.add(what, time.Since(begun), outcome(what, err))
+	_, err = s.WaitBootstrapped(l.ctx)
+	if err != nil && errors.Is(err, l.ctx.Err()) {
+		f.count(l, func(t *tally) {
+			if l.killed.Load() {
+				t.unmet.Add(1)
+			}
+		})
+		return false
+	}
+	if err == nil {
+		begun = time.Now()
+		err = outcome(what, f.serve(l, s, what, k))
+	}
+	f.count(l, func(t *tally) {
+		if l.killed.Load() && ofRoom(err) {
+			t.lost.Add(1)
+		} else {
+			t.add(what, time.Since(begun), err)
+		}
+	})
 	return true
 }
 
 // serve sends a room whose decode has told where it goes.
-func (f *prefill) serve(s *kvsender.Sender, what fate, k int) error {
+func (f *prefill) serve(l *life, s *kvsender.Sender, what fate, k int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), roomTimeout)
 	defer cancel()
 	if what == refused {
@@ -112,9 +134,13 @@ func (f *prefill) serve(s *kvsender.Sender, what fate, k int) error {
 	if err := s.Begin(kvsender.Plan{Pages: len(pages), Aux: kvsender.Aux(k)}); err != nil {
 		return err
 	}
-	if what == givenUp {
+	killed := l.killed.Load()
+	if what == givenUp || killed {
 		if err := s.Send(pages); err != nil {
 			return err
+		}
+		if killed {
+			l.holdOnce.Do(func() { close(l.held) })
 		}
 		return s.Wait(ctx)
 	}
@@ -130,16 +156,25 @@ func (f *prefill) serve(s *kvsender.Sender, what fate, k int) error {
 // outcome says what is wrong with how a room has ended: one that was aborted may have arrived
 // before that was known.
 func outcome(what fate, err error) error {
-	var failed *nixlkv.KVTransferError
-	if what != arrives && errors.As(err, &failed) && !errors.Is(err, nixlkv.ErrReleaseUnconfirmed) {
+	if what != arrives && ofRoom(err) && !errors.Is(err, nixlkv.ErrReleaseUnconfirmed) {
 		return nil
 	}
 	return err
 }
 
+// ofRoom says whether a room has failed, and not just taken too long.
+func ofRoom(err error) bool {
+	var failed *nixlkv.KVTransferError
+	return errors.As(err, &failed)
+}
+
 func (f *prefill) stop() {
-	f.stopped()
-	f.streams.Wait()
+	for _, l := range append(f.lives, &f.guests) {
+		l.end()
+	}
+	if f.other != nil {
+		f.other.stop()
+	}
 }
 
 func (f *prefill) counts() *tally { return &f.tally }
@@ -154,9 +189,12 @@ func (f *prefill) report(r *report) {
 
 func (f *prefill) close(ctx context.Context) error {
 	var errs []error
+	if f.other != nil {
+		errs = append(errs, f.other.close(ctx))
+	}
 	if f.manager != nil {
 		if err := f.manager.Shutdown(ctx); err != nil {
-			return err // the memory is in use
+			return errors.Join(append(errs, err)...) // the memory is in use
 		}
 		if s := f.manager.Stats(); s.Agent != (nixl.AgentStats{}) || s.Rooms != 0 || len(s.Peers) != 0 {
 			errs = append(errs, fmt.Errorf("left in the prefill's manager: %+v", s))

@@ -73,7 +73,7 @@ func spawn(name string, c childConfig, log *shared) (*process, report, error) {
 func (p *process) read(out io.Reader) {
 	defer close(p.exited)
 	lines := bufio.NewScanner(out)
-	lines.Buffer(nil, 1<<20)
+	lines.Buffer(nil, maxLine)
 	for lines.Scan() {
 		var r report
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
+
+	"github.com/nixlkv/nixlkv/nixl"
 )
 
 // run is the parent of a run's processes.
@@ -18,7 +21,11 @@ type run struct {
 	prefill *process
 	decodes []*process
 	guest   *process // nil without guests
+	addr    string   // of the prefill's bootstrap server
 	started time.Time
+
+	killed []int  // how often each decode process was
+	ended  report // the rooms of those that were
 }
 
 // errUnsteady: the run went through, and something of it is not as it should be.
@@ -62,18 +69,30 @@ func (r *run) open() error {
 	if err != nil {
 		return err
 	}
-	r.prefill = prefill
+	r.prefill, r.addr = prefill, ready.Addr
+	if r.kills < 0 {
+		r.kills = 0
+		if ready.Engine == nixl.Embedded.String() && !r.plan.Guests {
+			r.kills = defaultKills
+		}
+	}
+	r.killed = make([]int, r.plan.Processes)
 	for i := range r.plan.Processes {
-		d, _, err := spawn(fmt.Sprint("decode ", i), childConfig{Role: roleDecode, Process: i, Addr: ready.Addr, Plan: r.plan}, r.log)
+		d, err := r.spawnDecode(i)
 		if err != nil {
 			return err
 		}
 		r.decodes = append(r.decodes, d)
 	}
 	if r.plan.Guests {
-		r.guest, _, err = spawn("guest", childConfig{Role: roleGuest, Addr: ready.Addr, Plan: r.plan}, r.log)
+		r.guest, _, err = spawn("guest", childConfig{Role: roleGuest, Addr: ready.Addr, Other: ready.Other, Plan: r.plan}, r.log)
 	}
 	return err
+}
+
+func (r *run) spawnDecode(i int) (*process, error) {
+	d, _, err := spawn(fmt.Sprint("decode ", i), childConfig{Role: roleDecode, Process: i, Addr: r.addr, Plan: r.plan}, r.log)
+	return d, err
 }
 
 // both lists the processes that rooms go between.
@@ -132,23 +151,41 @@ func (r *run) soak(ctx context.Context) (problems []string, err error) {
 		samples = append(samples, s)
 		return err
 	}
-	if err := take(); err != nil {
+	if err := r.each(cmdGo, r.decodes, nil); err != nil {
 		return nil, err
 	}
-	if err := r.each(cmdGo, r.decodes, nil); err != nil {
+	if err := r.killEach(ctx); err != nil {
+		return nil, err
+	}
+	if err := take(); err != nil {
 		return nil, err
 	}
 	warm, steady := rooms, time.Now()
 	// At the end of the last part all streams still have a room.
 	total := max(uint64(max(r.plan.Rooms-r.plan.InFlight, 0)), warm)
-	for part := range parts {
-		over := func(done uint64, _ int) bool {
+	// reaches waits for a point of the run, counted in tenths.
+	reaches := func(tenths float64) error {
+		return r.until(ctx, func(done uint64, _ int) bool {
 			if r.plan.Rooms > 0 {
-				return done >= warm+(total-warm)*uint64(part+1)/parts
+				return float64(done-warm) >= float64(total-warm)*tenths/parts
 			}
-			return time.Since(steady) >= r.duration*time.Duration(part+1)/parts
+			return time.Since(steady) >= time.Duration(float64(r.duration)*tenths/parts)
+		})
+	}
+	kills := r.killTimes()
+	for part := range parts {
+		for end := float64(part + 1); len(kills) > 0 && kills[0] < end; kills = kills[1:] {
+			if err := reaches(kills[0]); err != nil {
+				return nil, err
+			}
+			if err := r.replace(ctx, (r.kills-len(kills))%r.plan.Processes); err != nil {
+				return nil, err
+			}
 		}
-		if err := r.until(ctx, over); err != nil {
+		if err := reaches(float64(part + 1)); err != nil {
+			return nil, err
+		}
+		if err := r.calm(part); err != nil {
 			return nil, err
 		}
 		if err := take(); err != nil {
@@ -163,22 +200,38 @@ func (r *run) soak(ctx context.Context) (problems []string, err error) {
 	if err := printTable(r.out, samples); err != nil {
 		return nil, err
 	}
-	first, end := &samples[1], &samples[parts]
-	printHeld(r.out, first, end)
-	slow, fast := steadiness(samples[1:])
-	fmt.Fprintf(r.out, "rooms/s of the tenths: the slowest %.2f, the fastest %.2f of the median\n", slow, fast)
-	return grown(first, end, r.growth), nil
+	first, end := samples[1], &samples[parts]
+	first.decodes = startOf(samples[1:])
+	printHeld(r.out, &first, end)
+	growth := r.growth
+	if want := uint64(r.plan.InFlight) * roomsToJudge; first.rooms < want {
+		growth = 0
+		fmt.Fprintf(r.out, "too short to judge memory or throughput: the first tenth had %d rooms, and %d are needed, %d for each in flight\n", first.rooms, want, roomsToJudge)
+	} else {
+		slow, fast := steadiness(samples[1:])
+		fmt.Fprintf(r.out, "rooms/s of the tenths: the slowest %.2f, the fastest %.2f of the median\n", slow, fast)
+	}
+	return grown(&first, end, growth), nil
 }
 
-// until waits until something holds of the rooms that have ended at the decodes, and of the
-// streams that have had their first.
+// roomsToJudge is how many rooms of each stream make the processes as large as they get: with
+// fewer in the first tenth, what comes after it would be taken for growth.
+const roomsToJudge = 10
+
+// until waits until something holds of the rooms that have ended, and of the streams that have had
+// their first.
 func (r *run) until(ctx context.Context, holds func(done uint64, begun int) bool) error {
+	return r.untilOf(ctx, r.decodes, func(done uint64, begun int) bool { return holds(r.ended.rooms()+done, begun) })
+}
+
+// untilOf is until for some decode processes alone.
+func (r *run) untilOf(ctx context.Context, decodes []*process, holds func(done uint64, begun int) bool) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		var done uint64
 		var begun int
-		err := r.each(cmdCount, r.decodes, func(_ *process, a *report) error {
+		err := r.each(cmdCount, decodes, func(_ *process, a *report) error {
 			done += a.rooms()
 			begun += a.Begun
 			return nil
@@ -196,7 +249,7 @@ func (r *run) until(ctx context.Context, holds func(done uint64, begun int) bool
 
 // sample asks every process.
 func (r *run) sample() (s sample, done uint64, err error) {
-	s.latency = times{}
+	s.latency, s.killed, s.each, done = times{}, slices.Clone(r.killed), make([]load, len(r.decodes)), r.ended.rooms()
 	before := map[*process]usage{}
 	for _, p := range r.both() {
 		if before[p], err = p.usage(); err != nil {
@@ -213,6 +266,7 @@ func (r *run) sample() (s sample, done uint64, err error) {
 			return nil
 		}
 		s.decodes.add(before[p], after.resident, a)
+		s.each[slices.Index(r.decodes, p)].add(before[p], after.resident, a)
 		s.latency.merge(a.Latency)
 		done += a.rooms()
 		return nil
@@ -228,7 +282,7 @@ func (r *run) end() (left []string, err error) {
 		}
 		return nil
 	}
-	var arrived, aborted, sent uint64
+	arrived, aborted, sent := r.ended.Arrived, r.ended.Aborted, uint64(0)
 	err = r.each(cmdStop, r.decodes, func(p *process, a *report) error {
 		arrived, aborted = arrived+a.Arrived, aborted+a.Aborted
 		return take(p, a)
@@ -243,18 +297,28 @@ func (r *run) end() (left []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	fmt.Fprintf(r.out, "%d rooms: %d arrived as sent, %d were given up, none failed otherwise\n", arrived+aborted, arrived, aborted)
-	if r.plan.Rooms > 0 && arrived+aborted != uint64(r.plan.Rooms) {
-		left = append(left, fmt.Sprintf("%d rooms have ended, of %d", arrived+aborted, r.plan.Rooms))
+	lost := ""
+	if r.kills > 0 {
+		lost = fmt.Sprintf("%d failed and %d never began because their decode was killed, ", r.ended.Lost, r.ended.Unmet)
 	}
-	if r.guest == nil && sent != arrived+aborted {
-		left = append(left, fmt.Sprintf("the prefill ended %d rooms, the decodes %d", sent, arrived+aborted))
+	all := arrived + aborted + r.ended.Lost + r.ended.Unmet
+	fmt.Fprintf(r.out, "%d rooms: %d arrived as sent, %d were given up, %snone failed otherwise\n", all, arrived, aborted, lost)
+	if r.plan.Rooms > 0 && all != uint64(r.plan.Rooms) {
+		left = append(left, fmt.Sprintf("%d rooms have ended, of %d", all, r.plan.Rooms))
+	}
+	if r.guest == nil && sent != all {
+		left = append(left, fmt.Sprintf("the prefill ended %d rooms, the decodes %d", sent, all))
 	}
 	groups := [][]*process{r.decodes, {r.prefill}}
 	if r.guest != nil {
 		groups = append([][]*process{{r.guest}}, groups...)
 	}
-	for _, ps := range groups {
+	for i, ps := range groups {
+		if i == len(groups)-1 {
+			if err := r.each(cmdAlone, ps, take); err != nil {
+				return nil, err
+			}
+		}
 		if err := r.each(cmdClose, ps, take); err != nil {
 			return nil, err
 		}

@@ -17,6 +17,8 @@ type sample struct {
 	latency times  // at the decodes, from opening a room until its pages are there
 	prefill load
 	decodes load
+	each    []load // of the decode processes
+	killed  []int  // how often each had been
 }
 
 // load is what the processes of a side have together.
@@ -28,16 +30,21 @@ type load struct {
 }
 
 func (l *load) add(u usage, settled int64, r *report) {
-	l.resident += u.resident
-	l.files += u.files
-	l.threads += u.threads
-	l.goroutines += r.Goroutines
-	l.processes++
-	l.settled += settled
+	u.goroutines = r.Goroutines
+	l.merge(load{usage: u, processes: 1, settled: settled, held: r.Held})
+}
+
+func (l *load) merge(o load) {
+	l.resident += o.resident
+	l.files += o.files
+	l.threads += o.threads
+	l.goroutines += o.goroutines
+	l.processes += o.processes
+	l.settled += o.settled
 	if l.held == nil {
 		l.held = map[string]int{}
 	}
-	for name, n := range r.Held {
+	for name, n := range o.held {
 		l.held[name] += n
 	}
 }
@@ -80,6 +87,20 @@ func printHeld(out io.Writer, first, last *sample) {
 		}
 		fmt.Fprintln(out)
 	}
+}
+
+// startOf gives what the decodes are compared with at the end: each process at the end of its first
+// sample that it was there for all the time and warm. One that has no such sample is as it is.
+func startOf(samples []sample) (l load) {
+	last := len(samples) - 1
+	for i, killed := range samples[last].killed {
+		first := slices.IndexFunc(samples, func(s sample) bool { return s.killed[i] == killed })
+		if first > 0 { // it came in the middle of that one
+			first = min(first+1, last)
+		}
+		l.merge(samples[first].each[i])
+	}
+	return l
 }
 
 // noise is by how much the resident memory of a process that does the same all the time differs

@@ -9,8 +9,9 @@ import (
 // tally counts what rooms came to on one side.
 type tally struct {
 	arrived, aborted, failed atomic.Uint64
-	begun                    atomic.Int64 // streams that have had their first room
-	latency                  histogram    // of rooms that arrived, from opening to their end
+	lost, unmet              atomic.Uint64 // that failed, or never began, because their decode was killed
+	begun                    atomic.Int64  // streams that have had their first room
+	latency                  histogram     // of rooms that arrived, from opening to their end
 
 	mu    sync.Mutex
 	first string // the first unexpected failure
@@ -41,6 +42,7 @@ func (t *tally) fail(err error) {
 
 func (t *tally) report(r *report) {
 	r.Arrived, r.Aborted, r.Failed = t.arrived.Load(), t.aborted.Load(), t.failed.Load()
+	r.Lost, r.Unmet = t.lost.Load(), t.unmet.Load()
 	r.Begun = int(t.begun.Load())
 	t.mu.Lock()
 	r.FirstFailure = t.first
