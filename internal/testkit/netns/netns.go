@@ -32,6 +32,19 @@ const upTimeout = 20 * time.Second
 // needs root, the programs ip and nsenter, and the further tools that the caller names.
 func New(t testing.TB, tools ...string) *Network {
 	t.Helper()
+	need(t, tools)
+	n := &Network{Near: newHost(t, "10.213.0.1"), Far: newHost(t, "10.213.0.2")}
+	run(t, exec.Command("ip", "link", "add", Device, "netns", n.Near.pid, "type", "veth", "peer", "name", Device, "netns", n.Far.pid))
+	n.Near.up(t)
+	n.Far.up(t)
+	n.Near.waitUp(t)
+	n.Far.waitUp(t)
+	return n
+}
+
+// need skips the test where namespaces, or the tools to make and use them, cannot be had.
+func need(t testing.TB, tools []string) {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("skip: needs root, to make network namespaces")
 	}
@@ -40,17 +53,14 @@ func New(t testing.TB, tools ...string) *Network {
 			t.Skipf("skip: needs %s (iproute2, util-linux), to make network namespaces", tool)
 		}
 	}
-	n := &Network{Near: newHost(t, "10.213.0.1"), Far: newHost(t, "10.213.0.2")}
-	run(t, exec.Command("ip", "link", "add", Device, "netns", n.Near.pid, "type", "veth", "peer", "name", Device, "netns", n.Far.pid))
-	for _, h := range []*Host{n.Near, n.Far} {
-		h.AddIP(t)
-		h.LinkUp(t)
-		h.run(t, "ip", "link", "set", "lo", "up")
-	}
-	for _, h := range []*Host{n.Near, n.Far} {
-		h.waitUp(t)
-	}
-	return n
+}
+
+// up brings the host's devices up.
+func (h *Host) up(t testing.TB) {
+	t.Helper()
+	h.AddIP(t)
+	h.LinkUp(t)
+	h.run(t, "ip", "link", "set", "lo", "up")
 }
 
 // newHost makes a namespace, with a process in it that waits for this one to end.
