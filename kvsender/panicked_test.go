@@ -1,6 +1,7 @@
 package kvsender
 
 import (
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -91,7 +92,10 @@ func TestPanicFailsTheRoom(t *testing.T) {
 
 	p.transfer(t, 7)
 	p.d.until("what came for it", func() bool { return true })
-	for _, st := range p.d.statuses {
+	p.d.mu.Lock()
+	statuses := slices.Clone(p.d.statuses)
+	p.d.mu.Unlock()
+	for _, st := range statuses {
 		if st.Room != 1 && st.Room != 5 && st.Room != 7 {
 			t.Errorf("told again: %+v", st)
 		}

@@ -69,8 +69,8 @@ type room struct {
 type release uint8
 
 const (
-	// held: the room has not ended, or what ended it waits for its writes to settle.
-	held release = iota
+	// Held: the room has not ended, or what ended it waits for its writes to settle.
+	_ release = iota
 	// quarantined: the sender was told the end while writes were in flight, as they still are.
 	quarantined
 	// released: nothing of the room can be written any more. Its decodes were told, and their
