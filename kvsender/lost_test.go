@@ -235,3 +235,29 @@ func TestRoomsReloadTogether(t *testing.T) {
 		}
 	})
 }
+
+// A decode that was forgotten while a room of it was open is a stranger from then on: no connection
+// to it is kept up for long, for word that reaches nobody.
+func TestForgottenDecodeIsAStranger(t *testing.T) {
+	e := embeddedEngine(t)
+	p := newPair(t, e, 25)
+	p.d.register(p.d.registration())
+	p.transfer(t, 1)
+	p.d.status(1)
+	d := p.another(t, e, 0)
+	s := p.bootstrapped(t, 2, d)
+	stranger := func() bool {
+		s.r.mu.Lock()
+		defer s.r.mu.Unlock()
+		return s.r.stranger(d.endpoint())
+	}
+	if stranger() {
+		t.Error("a decode that is known is a stranger")
+	}
+	p.m.peers.Forget(d.agent.Name())
+	if !stranger() {
+		t.Error("a decode that was forgotten is none")
+	}
+	ok(t, s.Finish([]int32{3}, nil))
+	wantFailure(t, s, d, nixlkv.ErrNotRegistered, d.agent.Name()) // told once more nevertheless
+}
