@@ -62,31 +62,26 @@ func (l *Layout) validateRegions(p *problems) {
 	l.validateLayerRoles(p)
 }
 
-// validateLayerRoles refuses a layer that has more regions than roles: K and V, or with MLA one.
-// Left out are drafts, which may number their layers as the model does, and compressed MLA, whose
-// layers have several regions (get_kv_layer_ids in SGLang's deepseek_v4_memory_pool.py). A peer is
-// not held to it: regions of one layer pair in order, however many there are.
+// validateLayerRoles refuses a layout all of whose regions are of one layer, though a layer has no
+// more than K and V, or with MLA one: a forgotten NoLayer. What else is doubled shows when the
+// layers of both sides are paired. Left out are drafts, which may number their layers as the model
+// does, and compressed MLA, whose layers have several regions (get_kv_layer_ids in SGLang's
+// deepseek_v4_memory_pool.py).
 func (l *Layout) validateLayerRoles(p *problems) {
-	if len(l.CompressionRatios) > 0 {
-		return
-	}
 	roles, often := 2, "twice at most, K and V"
 	if l.MLA {
 		roles, often = 1, "once"
 	}
-	first, uses := map[int]int{}, map[int]int{}
-	for i := range l.KV[:len(l.KV)-l.DraftRegions] {
-		id := l.KV[i].LayerID
-		if id == NoLayer {
-			continue
-		}
-		if uses[id]++; uses[id] == 1 {
-			first[id] = i
-		} else if uses[id] == roles+1 {
-			p.add(index("KV", i, "LayerID"), nixlkv.ErrRegions,
-				"expected NoLayer everywhere, or each layer %s, got layer %d again, as at %d", often, id, first[id])
-		}
+	regions := l.KV[:len(l.KV)-l.DraftRegions]
+	if len(l.CompressionRatios) > 0 || len(regions) <= roles {
+		return
 	}
+	id := regions[0].LayerID
+	if id == NoLayer || slices.ContainsFunc(regions, func(r Region) bool { return r.LayerID != id }) {
+		return
+	}
+	p.add(index("KV", roles, "LayerID"), nixlkv.ErrRegions,
+		"expected NoLayer everywhere, or each layer %s, got layer %d everywhere", often, id)
 }
 
 func (l *Layout) validateAux(p *problems) {
