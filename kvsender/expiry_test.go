@@ -14,9 +14,7 @@ import (
 func TestIdleDecodes(t *testing.T) {
 	eachEngine(t, func(t *testing.T, e *nixl.Engine) {
 		p := newPair(t, e, 25, WithPeerExpiry(400*time.Millisecond))
-		p.d.register(p.d.registration())
-		p.transfer(t, 1)
-		p.d.status(1)
+		p.connect(t, 1)
 		gone := p.another(t, e, 0)
 		waits := p.bootstrapped(t, 2, gone)
 		bad := p.d.registration()

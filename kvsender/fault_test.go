@@ -26,9 +26,7 @@ func eachFaulty(t *testing.T, f func(t *testing.T, p *faulty), opts ...Option) {
 	for _, k := range engineKinds {
 		t.Run(k.String(), func(t *testing.T) {
 			p := newFaulty(t, k, opts...)
-			p.d.register(p.d.registration())
-			p.transfer(t, 1)
-			p.d.status(1)
+			p.connect(t, 1)
 			f(t, p)
 			p.quiet(t)
 		})

@@ -115,9 +115,7 @@ func TestDecodeRestartsAtItsAddress(t *testing.T) {
 func TestDecodeLosesItsSocket(t *testing.T) {
 	eachEngine(t, func(t *testing.T, e *nixl.Engine) {
 		p := newPair(t, e, 25)
-		p.d.register(p.d.registration())
-		p.transfer(t, 1)
-		p.d.status(1)
+		p.connect(t, 1)
 		s := p.bootstrapped(t, 2, p.d)
 		port := p.d.ctl.Port()
 		ok(t, p.d.ctl.Close(context.Background()))
@@ -171,9 +169,7 @@ func TestTransferFindsDecodeGone(t *testing.T) {
 func TestLookThatShowsNothing(t *testing.T) {
 	eachEngine(t, func(t *testing.T, e *nixl.Engine) {
 		p := newPair(t, e, 25)
-		p.d.register(p.d.registration())
-		p.transfer(t, 9) // the decode has been taken up
-		p.d.status(9)
+		p.connect(t, 9)
 		s := p.bootstrapped(t, 1, p.d)
 		peers, name, addr := p.m.peers, p.d.agent.Name(), p.d.endpoint().String()
 		_, live := peers.Reload(name)
@@ -208,9 +204,7 @@ func TestLookThatShowsNothing(t *testing.T) {
 func TestRoomsReloadTogether(t *testing.T) {
 	eachEngine(t, func(t *testing.T, e *nixl.Engine) {
 		p := newPair(t, e, 25)
-		p.d.register(p.d.registration())
-		p.transfer(t, 99) // the decode has been taken up
-		p.d.status(99)
+		p.connect(t, 99)
 		var rooms []*Sender
 		for id := range nixlkv.Room(16) {
 			rooms = append(rooms, p.bootstrapped(t, id+1, p.d))
@@ -241,9 +235,7 @@ func TestRoomsReloadTogether(t *testing.T) {
 func TestForgottenDecodeIsAStranger(t *testing.T) {
 	e := embeddedEngine(t)
 	p := newPair(t, e, 25)
-	p.d.register(p.d.registration())
-	p.transfer(t, 1)
-	p.d.status(1)
+	p.connect(t, 1)
 	d := p.another(t, e, 0)
 	s := p.bootstrapped(t, 2, d)
 	stranger := func() bool {

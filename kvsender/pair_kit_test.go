@@ -67,6 +67,14 @@ func newPairOf(t *testing.T, e *nixl.Engine, frames int, edit func(*registry.Lay
 	return p
 }
 
+// connect registers the decode and has it taken up, by a first room that it is told of.
+func (p *pairUp) connect(t *testing.T, first nixlkv.Room) {
+	t.Helper()
+	p.d.register(p.d.registration())
+	p.transfer(t, first)
+	p.d.status(first)
+}
+
 // dialects are the two ways in which success is told.
 var dialects = []struct {
 	name   string

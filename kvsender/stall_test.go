@@ -30,10 +30,7 @@ func newStalled(t *testing.T, frames int, opts ...Option) (*stalling, *pairUp) {
 	t.Helper()
 	s, e := stallingEngine(t)
 	p := newPair(t, e, frames, opts...)
-	p.d.register(p.d.registration())
-	// A first room, so that the decode has been taken up.
-	p.transfer(t, 1)
-	p.d.status(1)
+	p.connect(t, 1)
 	s.stall()
 	t.Cleanup(s.letGo)
 	return s, p
@@ -174,9 +171,7 @@ func TestCloseAgainAfterTimeout(t *testing.T) {
 func TestIntruders(t *testing.T) {
 	eachEngine(t, func(t *testing.T, e *nixl.Engine) {
 		p := newPair(t, e, 25)
-		p.d.register(p.d.registration())
-		p.transfer(t, 1)
-		p.d.status(1)
+		p.connect(t, 1)
 		other := newDecode(t, e, p.m, newKitMemory(t, 4), 25)
 		defer func() {
 			other.close()
